@@ -1,0 +1,355 @@
+package verbs
+
+// #include <stdlib.h>
+// #include <time.h>
+// #include "rb.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// intervalNS is the length of the intervals over which minimum and maximum bandwidth are taken.
+const intervalNS = 10_000_000
+
+// HistogramHighest is the largest latency, in nanoseconds, that Latency.Counts tells from a larger one.
+const HistogramHighest = 1<<37 - 1
+
+// Endpoint is one end of a session: its memory, completion queues and queue pairs, created and freed as a whole.
+type Endpoint struct {
+	dev  *Device
+	spec EndpointSpec
+	ctl  *C.struct_rb_ctl // outlives c: Stop and Progress may come at any time
+
+	// Inline is the inline data that the device granted, at most EndpointSpec.Inline bytes.
+	Inline int
+
+	run    sync.Mutex // held by Run: Close waits for it
+	mu     sync.Mutex // guards what follows
+	c      *C.struct_rb_ep
+	closed bool
+}
+
+var steps = map[C.enum_rb_step]string{
+	C.RB_STEP_BUFFER: "allocate buffer", C.RB_STEP_PD: "allocate PD", C.RB_STEP_MR: "register memory", C.RB_STEP_CQ: "create CQ",
+	C.RB_STEP_QP: "create QP", C.RB_STEP_INIT: "move QP to INIT", C.RB_STEP_RTR: "move QP to RTR", C.RB_STEP_RTS: "move QP to RTS",
+	C.RB_STEP_AH: "create AH", C.RB_STEP_RECV: "post receive",
+}
+
+func (d *Device) setupError(why C.struct_rb_setup_error, rc C.int) error {
+	return opError(steps[why.step], d.name, rc)
+}
+
+func cTransport(t Transport) (C.enum_rb_transport, error) {
+	switch t {
+	case RC:
+		return C.RB_RC, nil
+	case UC:
+		return C.RB_UC, nil
+	case UD:
+		return C.RB_UD, nil
+	}
+	return 0, fmt.Errorf("transport %q: want rc, uc or ud", t)
+}
+
+func cOp(o Op) (C.enum_rb_op, error) {
+	switch o {
+	case Write:
+		return C.RB_WRITE, nil
+	case Read:
+		return C.RB_READ, nil
+	case Send:
+		return C.RB_SEND, nil
+	case WriteImm:
+		return C.RB_WRITE_IMM, nil
+	case FetchAdd:
+		return C.RB_FETCH_ADD, nil
+	case CmpSwap:
+		return C.RB_CMP_SWAP, nil
+	}
+	return 0, fmt.Errorf("op %q: want write, read, send, write-imm, fetch-add or cmp-swap", o)
+}
+
+// LimitError is a spec that the device cannot carry.
+type LimitError struct {
+	Device, What string
+	Want, Max    int
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("%s: %s %d is above the device's limit of %d", e.Device, e.What, e.Want, e.Max)
+}
+
+// check refuses what the device cannot carry before anything is created.
+func (d *Device) check(s *EndpointSpec) error {
+	for _, l := range []struct {
+		what      string
+		want, max int
+	}{
+		{"tx depth", s.TxDepth, min(d.caps.MaxQPWR, d.caps.MaxCQE)},
+		{"rx depth", s.RxDepth, min(d.caps.MaxQPWR, d.caps.MaxCQE)},
+		{"number of QPs", s.QPs, d.caps.MaxQP},
+	} {
+		if l.want > l.max {
+			return &LimitError{Device: d.name, What: l.what, Want: l.want, Max: l.max}
+		}
+	}
+	switch {
+	case s.QPs < 1 || s.TxDepth < 1 || s.RxDepth < 0 || s.PostList < 1 || s.CQMod < 1 || s.MaxMsg < 1 || s.Samples < 0:
+		return fmt.Errorf("%s: endpoint with %d QPs, tx depth %d, rx depth %d, post list %d, CQ moderation %d, messages of %d bytes: all must be positive",
+			d.name, s.QPs, s.TxDepth, s.RxDepth, s.PostList, s.CQMod, s.MaxMsg)
+	case s.CQMod%s.PostList != 0 || s.CQMod > s.TxDepth:
+		return fmt.Errorf("%s: CQ moderation %d must be a multiple of the post list %d and at most the tx depth %d", d.name, s.CQMod, s.PostList, s.TxDepth)
+	case s.Port < 1 || s.Port > d.caps.Ports:
+		return fmt.Errorf("%s: port %d: the device has ports 1 to %d", d.name, s.Port, d.caps.Ports)
+	}
+	return nil
+}
+
+// NewEndpoint creates an endpoint with its queue pairs in INIT. Close it.
+func (d *Device) NewEndpoint(s EndpointSpec) (*Endpoint, error) {
+	if err := d.check(&s); err != nil {
+		return nil, err
+	}
+	transport, err := cTransport(s.Transport)
+	if err != nil {
+		return nil, err
+	}
+	op, err := cOp(s.Op)
+	if err != nil {
+		return nil, err
+	}
+	attr := C.struct_rb_ep_attr{
+		transport: transport, op: op, initiator: cBool(s.Initiator), both_ways: cBool(s.BothWays), port: C.uint8_t(s.Port),
+		pkey_index: C.int(s.PKeyIndex), qps: C.int(s.QPs), tx_depth: C.int(s.TxDepth), rx_depth: C.int(s.RxDepth),
+		cq_mod: C.int(s.CQMod), post_list: C.int(s.PostList), inline_max: C.int(s.Inline), msg_max: C.uint64_t(s.MaxMsg),
+		qkey: C.uint32_t(s.QKey), max_cqe: C.int(d.caps.MaxCQE), samples: C.uint64_t(s.Samples),
+	}
+	e := &Endpoint{dev: d, spec: s}
+	var why C.struct_rb_setup_error
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if d.c == nil {
+		return nil, &OpError{Op: "create endpoint", Device: d.name, Errno: syscall.ENODEV}
+	}
+	e.ctl = C.rb_ctl_new()
+	if e.ctl == nil {
+		return nil, &OpError{Op: "create endpoint", Device: d.name, Errno: syscall.ENOMEM}
+	}
+	if rc := C.rb_ep_create(d.c, &attr, &e.c, &why); rc != 0 {
+		C.rb_ctl_free(e.ctl)
+		return nil, d.setupError(why, rc)
+	}
+	d.endpoints.Add(1)
+	runtime.AddCleanup(e, func(c *C.struct_rb_ctl) { C.rb_ctl_free(c) }, e.ctl)
+	e.Inline = int(e.c.inline_max)
+	return e, nil
+}
+
+func cBool(b bool) C.int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Address is this end as the peer must know it, with the given first PSNs. GID and LID are the caller's to fill in.
+func (e *Endpoint) Address(psn []uint32) Address {
+	a := Address{
+		QPN: make([]uint32, e.spec.QPs), PSN: psn, RKey: uint32(C.rb_ep_rkey(e.c)), Addr: uint64(uintptr(unsafe.Pointer(e.c.buf))),
+		Stride: uint64(e.c.stride), QKey: e.spec.QKey,
+	}
+	for i := range a.QPN {
+		a.QPN[i] = uint32(C.rb_ep_qpn(e.c, C.int(i)))
+	}
+	return a
+}
+
+// Connect moves the queue pairs through RTR to RTS towards remote. psn are the first PSNs that this end sends, as in
+// the Address the peer was given.
+func (e *Endpoint) Connect(remote Address, psn []uint32, p Path) error {
+	if len(remote.QPN) != e.spec.QPs || len(remote.PSN) != e.spec.QPs || len(psn) != e.spec.QPs {
+		return fmt.Errorf("%s: connect %d QPs to a peer with %d", e.dev.name, e.spec.QPs, len(remote.QPN))
+	}
+	if p.GIDIndex > math.MaxUint8 { // ibv_global_route.sgid_index is 8 bit
+		return &LimitError{Device: e.dev.name, What: "GID index", Want: p.GIDIndex, Max: math.MaxUint8}
+	}
+	attr := C.struct_rb_conn_attr{
+		gid_index: C.int(p.GIDIndex), lid: C.uint16_t(remote.LID), mtu: C.int(p.MTU), sl: C.int(p.ServiceLevel), traffic_class: C.int(p.TrafficClass),
+		flow_label: C.int(p.FlowLabel), hop_limit: C.int(p.HopLimit), timeout: C.int(p.Timeout), retry: C.int(p.Retries),
+		rnr_retry: C.int(p.RNRRetry), min_rnr_timer: C.int(p.MinRNRTimer), rd_atom: C.int(p.RDAtom), dest_rd_atom: C.int(p.DestRDAtom),
+		qkey: C.uint32_t(remote.QKey), addr: C.uint64_t(remote.Addr), stride: C.uint64_t(remote.Stride), rkey: C.uint32_t(remote.RKey),
+	}
+	for i, b := range remote.GID {
+		attr.gid[i] = C.uint8_t(b)
+	}
+	var why C.struct_rb_setup_error
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return errClosed
+	}
+	rc := C.rb_ep_connect(e.c, &attr, (*C.uint32_t)(&remote.QPN[0]), (*C.uint32_t)(&remote.PSN[0]), (*C.uint32_t)(&psn[0]), &why)
+	if rc != 0 {
+		return e.dev.setupError(why, rc)
+	}
+	return nil
+}
+
+var errClosed = errors.New("endpoint is closed")
+
+// Arm readies the endpoint for runs at one message size, before the peer may send.
+func (e *Endpoint) Arm(size int) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return errClosed
+	}
+	if size < 1 || size > e.spec.MaxMsg {
+		return fmt.Errorf("%s: message of %d bytes: the session was set up for 1 to %d", e.dev.name, size, e.spec.MaxMsg)
+	}
+	C.rb_ctl_expect(e.ctl, math.MaxUint64)
+	return opError("post receive", e.dev.name, C.rb_arm(e.c, C.uint64_t(size)))
+}
+
+// Expect tells a Sink or Pong how many messages the peer sent in all since Arm: it ends when it has seen them, a Sink also
+// when no more of them come.
+func (e *Endpoint) Expect(messages uint64) { C.rb_ctl_expect(e.ctl, C.uint64_t(messages)) }
+
+// Mark tells a Sink that the warm-up is over: its rates begin anew.
+func (e *Endpoint) Mark() { C.rb_ctl_mark(e.ctl) }
+
+// Stop ends the current run, and every later one at once.
+func (e *Endpoint) Stop() { C.rb_ctl_stop(e.ctl) }
+
+// Progress is the number of messages completed so far in the current run.
+func (e *Endpoint) Progress() uint64 { return uint64(C.rb_ctl_done(e.ctl)) }
+
+// Run carries out one run and returns what it saw. Cancelling ctx ends it within 100 ms, with End Stopped and the figures so
+// far. It blocks its OS thread for as long as it lasts. One run at a time.
+func (e *Endpoint) Run(ctx context.Context, s RunSpec) RunResult {
+	e.run.Lock()
+	defer e.run.Unlock()
+	e.mu.Lock()
+	closed := e.closed
+	e.mu.Unlock()
+	if closed {
+		return RunResult{End: Broken, Err: errClosed}
+	}
+
+	r := C.struct_rb_run{
+		size: C.uint64_t(s.Size), iterations: C.uint64_t(s.Iterations), duration_ns: C.uint64_t(s.Duration.Nanoseconds()),
+		deadline_ns: C.uint64_t(monotonicNS() + uint64(s.Deadline.Nanoseconds())), stall_ns: C.uint64_t(s.Stall.Nanoseconds()),
+		interval_ns: intervalNS, yield_after: C.int(s.Yield), scale: 1,
+		responds: cBool(s.Role == Pong),
+	}
+	var counts []int64
+	if s.Role == Ping {
+		if e.spec.Samples == 0 {
+			return RunResult{End: Broken, Err: fmt.Errorf("%s: endpoint was set up without latency samples", e.dev.name)}
+		}
+		counts = make([]int64, C.RB_HIST_LEN)
+		hist := C.calloc(C.RB_HIST_LEN, 8)
+		defer C.free(hist)
+		r.hist = (*C.int64_t)(hist)
+		if !e.spec.Op.OneSided() {
+			r.scale = 0.5
+		}
+	}
+
+	done := make(chan struct{})
+	unhook := context.AfterFunc(ctx, func() {
+		e.Stop()
+		close(done)
+	})
+	switch {
+	case s.Role == Source:
+		C.rb_run_bw_source(e.c, &r, e.ctl)
+	case s.Role == Sink:
+		C.rb_run_bw_sink(e.c, &r, e.ctl)
+	case e.spec.Op.OneSided():
+		C.rb_run_lat_operation(e.c, &r, e.ctl)
+	case e.spec.Op == Write:
+		C.rb_run_lat_memory(e.c, &r, e.ctl)
+	default:
+		C.rb_run_lat_message(e.c, &r, e.ctl)
+	}
+	if !unhook() {
+		<-done
+	}
+	if r.hist != nil {
+		copy(counts, unsafe.Slice((*int64)(unsafe.Pointer(r.hist)), len(counts)))
+	}
+	return e.result(&r, counts)
+}
+
+func (e *Endpoint) result(r *C.struct_rb_run, counts []int64) RunResult {
+	out := RunResult{
+		Flushed: uint64(r.flushed), Posted: uint64(r.posted), Completed: uint64(r.completed), Received: uint64(r.received),
+		BytesReceived: uint64(r.bytes_received), QueueFull: uint64(r.enomem),
+		Elapsed: time.Duration(r.end_ns - r.start_ns), CPU: time.Duration(r.cpu_ns),
+	}
+	switch r.end {
+	case C.RB_END_DONE:
+		out.End = Done
+	case C.RB_END_STOPPED:
+		out.End = Stopped
+	case C.RB_END_DEADLINE:
+		out.End = Deadline
+	case C.RB_END_STALLED:
+		out.End = Stalled
+	case C.RB_END_WC:
+		out.End, out.Err = Broken, &WCError{Status: WCStatus(r.wc_status), VendorErr: uint32(r.wc_vendor_err)}
+	default:
+		calls := map[C.enum_rb_call]string{C.RB_CALL_POST_SEND: "post send", C.RB_CALL_POST_RECV: "post receive", C.RB_CALL_POLL: "poll CQ"}
+		out.End, out.Err = Broken, &OpError{Op: calls[r.call], Device: e.dev.name, Errno: syscall.Errno(r.err)}
+	}
+	if span := r.last_ns - r.first_ns; r.first_ns != 0 && span > 0 {
+		rate := float64(r.last_done-r.first_done) * 1e9 / float64(span)
+		out.Rate = &rate
+	}
+	if r.max_rate > 0 {
+		lo, hi := float64(r.min_rate), float64(r.max_rate)
+		out.MinRate, out.MaxRate = &lo, &hi
+	}
+	if n := int64(r.lat_n); n > 0 {
+		out.Latency = &Latency{
+			Samples: n, Min: time.Duration(r.lat_min), Max: time.Duration(r.lat_max), MeanNS: float64(r.lat_mean),
+			StddevNS: math.Sqrt(float64(r.lat_m2) / float64(n)), Counts: counts,
+		}
+	}
+	return out
+}
+
+// Close stops a run under way and waits for it, then moves the queue pairs to ERR and frees everything. It is idempotent.
+func (e *Endpoint) Close() error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil
+	}
+	e.closed = true
+	e.mu.Unlock()
+
+	e.Stop()
+	e.run.Lock()
+	defer e.run.Unlock()
+	C.rb_ep_abort(e.c)
+	rc := C.rb_ep_destroy(e.c)
+	e.dev.endpoints.Add(-1)
+	return opError("free endpoint", e.dev.name, rc)
+}
+
+func monotonicNS() uint64 {
+	var t C.struct_timespec
+	C.clock_gettime(C.CLOCK_MONOTONIC, &t)
+	return uint64(t.tv_sec)*1e9 + uint64(t.tv_nsec)
+}

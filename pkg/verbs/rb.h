@@ -1,0 +1,221 @@
+/* The C side of package verbs: control path in rb_device.c and rb_endpoint.c, data path in rb_run_*.c.
+ *
+ * Conventions: every function returns 0 or -errno. Sizes are bytes, times nanoseconds unless a name says
+ * ticks. Objects that outlive a call are allocated here, never in Go memory. */
+#ifndef RB_H
+#define RB_H
+
+#include <infiniband/verbs.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- devices ---- */
+
+struct rb_dev_info {
+	char name[IBV_SYSFS_NAME_MAX];
+	uint64_t node_guid; /* host order */
+	int node_type;      /* enum ibv_node_type */
+	int transport;      /* enum ibv_transport_type */
+};
+
+struct rb_caps {
+	int max_qp, max_qp_wr, max_cq, max_cqe, max_sge;
+	int max_rd_atom, max_init_rd_atom; /* as responder, as requester */
+	int atomic_cap;                    /* enum ibv_atomic_cap */
+	int ports;
+	uint64_t max_mr_size;
+	char fw_ver[64];
+};
+
+struct rb_port {
+	int state, phys_state; /* enum ibv_port_state; IB spec PortPhysicalState */
+	int link_layer;        /* IBV_LINK_LAYER_* */
+	int active_mtu, max_mtu; /* bytes */
+	int gid_len, pkey_len;
+	int grh_required;
+	uint32_t max_msg;
+	uint16_t lid, sm_lid;
+	double rate; /* Gb/s of the encoded link; 0: unknown */
+};
+
+enum { RB_GID_IB = 0, RB_GID_ROCE_V1 = 1, RB_GID_ROCE_V2 = 2, RB_GID_UNKNOWN = 3 };
+
+struct rb_gid {
+	uint8_t raw[16];
+	int index, type;
+	uint32_t ifindex; /* 0: none or not told */
+};
+
+struct rb_dev;
+
+int rb_list(struct rb_dev_info *out, int cap, int *n);
+int rb_open(const char *name, struct rb_dev **out);
+int rb_close(struct rb_dev *d);
+int rb_query_caps(struct rb_dev *d, struct rb_caps *out);
+int rb_query_port(struct rb_dev *d, int port, struct rb_port *out);
+/* Fills at most cap non-zero entries, in index order. */
+int rb_query_gids(struct rb_dev *d, int port, struct rb_gid *out, int cap, int *n);
+int rb_query_pkey(struct rb_dev *d, int port, int index, uint16_t *out);
+
+/* ---- endpoints ---- */
+
+enum rb_transport { RB_RC, RB_UC, RB_UD };
+enum rb_op { RB_WRITE, RB_READ, RB_SEND, RB_WRITE_IMM, RB_FETCH_ADD, RB_CMP_SWAP };
+
+/* Where a setup step failed, for the message. */
+enum rb_step {
+	RB_STEP_NONE, RB_STEP_BUFFER, RB_STEP_PD, RB_STEP_MR, RB_STEP_CQ, RB_STEP_QP,
+	RB_STEP_INIT, RB_STEP_RTR, RB_STEP_RTS, RB_STEP_AH, RB_STEP_RECV
+};
+
+struct rb_ep_attr {
+	enum rb_transport transport;
+	enum rb_op op;
+	int initiator;
+	int both_ways; /* the peer sends or writes back: ping-pong, bidirectional */
+	uint8_t port;
+	int pkey_index;
+	int qps;
+	int tx_depth, rx_depth;
+	int cq_mod, post_list;
+	int inline_max; /* wanted; what the QP got is in rb_ep */
+	uint64_t msg_max;
+	uint32_t qkey; /* UD */
+	int max_cqe;
+	uint64_t samples; /* ticks kept before they go into the histogram; 0: no latency here */
+};
+
+/* One end of a connection as the other end must know it. */
+struct rb_conn_attr {
+	int gid_index; /* ours; -1: no GRH */
+	uint8_t gid[16];
+	uint16_t lid;
+	int mtu; /* bytes */
+	int sl, traffic_class, flow_label, hop_limit;
+	int timeout, retry, rnr_retry, min_rnr_timer;
+	int rd_atom, dest_rd_atom;
+	uint32_t qkey;
+	uint64_t addr, stride; /* remote buffer, laid out as ours */
+	uint32_t rkey;
+};
+
+struct rb_ep {
+	struct ibv_context *ctx;
+	struct ibv_pd *pd;
+	struct ibv_mr *mr;
+	struct ibv_ah *ah;
+	struct ibv_qp **qp;
+	struct ibv_cq **scq, **rcq; /* ncq of each */
+	uint8_t *buf;
+	size_t buf_len, stride; /* stride: bytes of one QP's half */
+	int qps, ncq;
+	int inline_max; /* granted */
+	struct rb_ep_attr a;
+	struct rb_conn_attr c;
+	uint32_t *remote_qpn;
+	/* Running state of the data path: survives from one run of a session to the next. */
+	int *rx_posted;    /* receives waiting, per QP */
+	uint64_t *samples; /* a.samples of scratch, touched */
+	uint8_t seq;       /* of the memory ping-pong */
+};
+
+struct rb_setup_error {
+	enum rb_step step;
+	int qp; /* which */
+};
+
+int rb_ep_create(struct rb_dev *d, const struct rb_ep_attr *a, struct rb_ep **out, struct rb_setup_error *why);
+int rb_ep_connect(struct rb_ep *e, const struct rb_conn_attr *c, const uint32_t *qpn, const uint32_t *psn_remote,
+		  const uint32_t *psn_local, struct rb_setup_error *why);
+/* Moves every QP to ERR so that nothing more is sent or accepted. */
+void rb_ep_abort(struct rb_ep *e);
+/* Frees all; continues past errors and returns the first. */
+int rb_ep_destroy(struct rb_ep *e);
+
+static inline uint32_t rb_ep_qpn(const struct rb_ep *e, int i) { return e->qp[i]->qp_num; }
+static inline uint32_t rb_ep_rkey(const struct rb_ep *e) { return e->mr->rkey; }
+/* Each QP has two halves in the buffer: [2i] it sends from, [2i+1] the peer lands in. */
+static inline uint8_t *rb_tx_buf(const struct rb_ep *e, int qp) { return e->buf + (size_t)(2 * qp) * e->stride; }
+static inline uint8_t *rb_rx_buf(const struct rb_ep *e, int qp) { return e->buf + (size_t)(2 * qp + 1) * e->stride; }
+
+/* ---- runs ---- */
+
+/* Shared with the Go side while a run is under way. */
+struct rb_ctl {
+	_Atomic uint32_t stop;    /* sticky: end as soon as seen */
+	_Atomic uint32_t mark;    /* rates: begin anew, the warm-up is over */
+	_Atomic uint64_t expect;  /* responder: end after this many messages; UINT64_MAX: not known yet */
+	_Atomic uint64_t done;    /* messages completed so far, for progress */
+};
+
+enum rb_end {
+	RB_END_DONE,     /* all iterations, or the duration is over */
+	RB_END_STOPPED,  /* rb_ctl.stop */
+	RB_END_DEADLINE, /* the absolute deadline passed */
+	RB_END_STALLED,  /* nothing completed for stall_ns */
+	RB_END_WC,       /* a work completion in error: wc_* */
+	RB_END_ERRNO     /* a verb failed: err, call */
+};
+
+enum rb_call { RB_CALL_NONE, RB_CALL_POST_SEND, RB_CALL_POST_RECV, RB_CALL_POLL };
+
+/* HdrHistogram's layout for 1 ns .. 2^37 ns (137 s) at 3 significant digits: 2048 sub-buckets.
+ * Larger samples are counted in the last slot; max is true. */
+enum { RB_HIST_SUB = 2048, RB_HIST_HALF_BITS = 10, RB_HIST_BUCKETS = 27, RB_HIST_LEN = (RB_HIST_BUCKETS + 1) * 1024 };
+#define RB_HIST_HIGHEST ((UINT64_C(1) << 37) - 1)
+
+struct rb_run {
+	/* in */
+	uint64_t size;
+	uint64_t iterations;  /* 0: until duration_ns is over, or told to stop */
+	uint64_t duration_ns;
+	uint64_t deadline_ns; /* CLOCK_MONOTONIC, absolute; always set */
+	uint64_t stall_ns;    /* 0: no stall check (a responder waits as long as it must) */
+	uint64_t interval_ns; /* of min/max bandwidth */
+	int responds;         /* end, as done, once rb_ctl.expect messages were answered */
+	int yield_after;      /* empty polls before sched_yield; 0: never */
+	double scale;         /* of samples: 0.5 where half the round trip is the latency */
+	int64_t *hist;        /* RB_HIST_LEN; where latency is measured */
+
+	/* out */
+	enum rb_end end;
+	int err;
+	enum rb_call call;
+	int wc_status;
+	uint32_t wc_vendor_err;
+	uint64_t flushed;     /* completions flushed after the first error */
+	uint64_t posted, completed, received, bytes_received;
+	uint64_t enomem;      /* posts refused by a full queue and repeated */
+	uint64_t start_ns, end_ns;      /* CLOCK_MONOTONIC, of the timed loop */
+	uint64_t first_ns, last_ns;     /* first and last time completions were seen ... */
+	uint64_t first_done, last_done; /* ... and the messages completed by then */
+	double min_rate, max_rate;      /* messages per second over intervals; 0: no whole interval */
+	uint64_t cpu_ns;                /* this thread, over the timed loop */
+	uint64_t lat_n, lat_min, lat_max;
+	double lat_mean, lat_m2;
+};
+
+/* The initiator's loops, and the responder's where the op needs one. */
+void rb_run_bw_source(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl);
+void rb_run_bw_sink(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl);
+void rb_run_lat_operation(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl);
+void rb_run_lat_memory(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl);
+void rb_run_lat_message(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl);
+/* Readies an end for runs at one size, before the peer may send: receives up to rx_depth on every QP, and the byte that
+ * the memory ping-pong polls. */
+int rb_arm(struct rb_ep *e, uint64_t size);
+
+struct rb_ctl *rb_ctl_new(void);
+void rb_ctl_free(struct rb_ctl *c);
+void rb_ctl_stop(struct rb_ctl *c);
+void rb_ctl_expect(struct rb_ctl *c, uint64_t n);
+void rb_ctl_mark(struct rb_ctl *c);
+uint64_t rb_ctl_done(struct rb_ctl *c);
+
+/* Chooses the clock of the samples: the TSC if use_tsc, else CLOCK_MONOTONIC_RAW. */
+void rb_clock_init(int use_tsc);
+int rb_clock_has_invariant_tsc(void);
+double rb_clock_ns_per_tick(void);
+
+#endif

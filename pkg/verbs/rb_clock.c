@@ -1,0 +1,54 @@
+#include "rb.h"
+#include "rb_clock.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+int rb_clock_tsc;
+static uint64_t base_ticks, base_ns;
+
+/* One (ticks, raw ns) pair, the tightest of a few so that a preemption between the two reads is not taken for drift. */
+static void read_pair(uint64_t *ticks, uint64_t *ns)
+{
+	uint64_t best = UINT64_MAX;
+
+	for (int i = 0; i < 8; i++) {
+		uint64_t a = rb_ticks(), n = rb_clock_ns(CLOCK_MONOTONIC_RAW), b = rb_ticks();
+
+		if (b - a < best) {
+			best = b - a;
+			*ticks = a + (b - a) / 2;
+			*ns = n;
+		}
+	}
+}
+
+int rb_clock_has_invariant_tsc(void)
+{
+#if defined(__x86_64__)
+	unsigned int a, b, c, d;
+
+	if (__get_cpuid(0x80000007, &a, &b, &c, &d))
+		return (d >> 8) & 1;
+#endif
+	return 0;
+}
+
+void rb_clock_init(int use_tsc)
+{
+	rb_clock_tsc = use_tsc;
+	read_pair(&base_ticks, &base_ns);
+}
+
+/* Measured over the time since rb_clock_init: no calibration wait, and the longer the process lives the finer. */
+double rb_clock_ns_per_tick(void)
+{
+	uint64_t t, n;
+
+	if (!rb_clock_tsc)
+		return 1;
+	read_pair(&t, &n);
+	while (n - base_ns < 2000000) /* 2 ms: a pair is good to about 50 ns */
+		read_pair(&t, &n);
+	return (double)(n - base_ns) / (double)(t - base_ticks);
+}
