@@ -1,0 +1,16 @@
+// Package control is the channel over which two daemons agree on a session: HTTP and JSON under the prefix /v1/.
+//
+//	POST   /v1/sessions               open: admission, and the endpoints of both ends
+//	POST   /v1/sessions/{id}/run      ready the responder for one message size, its loop started where the op needs one
+//	POST   /v1/sessions/{id}/mark     barrier: the warm-up is over, counters are read
+//	POST   /v1/sessions/{id}/finish   barrier: the timed part is over, counters are read, figures come back
+//	POST   /v1/sessions/{id}/renew    keep the lease
+//	DELETE /v1/sessions/{id}          free everything now
+//
+// A session is a lease on the responder's port. It lives as long as its initiator calls within the lease; one that falls
+// silent frees everything by itself. Each message is bounded, and every number in it is checked against its range
+// ([OpenRequest.Validate], [OpenReply.Validate]) before it reaches a verb.
+//
+// The URL prefix is the major version. Within it fields are only added; what a daemon does not know in a message is ignored,
+// what it does not know in a value (an op, a transport) it refuses as version-skew.
+package control

@@ -1,0 +1,351 @@
+package control
+
+import (
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Minor is the minor version of the protocol spoken here.
+const Minor = 0
+
+// Limits of what may stand in a message.
+const (
+	MaxQPs     = 1024
+	MaxGIDs    = 64
+	MaxMessage = 1 << 30                // bytes
+	MaxName    = 128                    // bytes, of any name
+	MinLease   = 100 * time.Millisecond // a shorter one would be renewed all the time
+	MaxSession = 24 * time.Hour         // longest deadline and lease
+	maxDetail  = 1 << 10                // bytes, of what a peer says about an error
+	maxCounter = 256                    // bytes, of a counter's name
+)
+
+// Reasons that this package itself gives; they are words of package probe's list.
+const (
+	ReasonDNS              = "dns"
+	ReasonRefused          = "refused"
+	ReasonUnreachable      = "unreachable"
+	ReasonHandshakeTimeout = "handshake-timeout"
+	ReasonBadHandshake     = "bad-handshake"
+	ReasonVersionSkew      = "version-skew"
+	ReasonUnauthorized     = "unauthorized"
+	ReasonPeerUnresponsive = "peer-unresponsive"
+)
+
+// Error is why a call failed: found on the way (no answer, a bad one) or told by the peer.
+type Error struct {
+	Reason     string  `json:"reason"`
+	Detail     string  `json:"detail"`
+	RetryAfter float64 `json:"retry_after,omitempty"` // seconds; of busy
+
+	// Scope is local, path or peer as found on the way; empty if the peer spoke: it does not say who is to blame.
+	Scope    string `json:"-"`
+	FromPeer bool   `json:"-"` // the peer said so
+}
+
+func (e *Error) Error() string { return e.Reason + ": " + e.Detail }
+
+// heard makes what a peer said fit to be shown and logged.
+func (e *Error) heard() {
+	e.FromPeer = true
+	e.Reason = printable(e.Reason, MaxName)
+	e.Detail = printable(e.Detail, maxDetail)
+	if !(e.RetryAfter >= 0 && e.RetryAfter <= MaxSession.Seconds()) {
+		e.RetryAfter = 0
+	}
+}
+
+// printable cuts s to at most n bytes and takes out what a terminal would act on.
+func printable(s string, n int) string {
+	var b strings.Builder
+	for _, r := range s {
+		switch {
+		case unicode.IsSpace(r):
+			r = ' '
+		case !unicode.IsPrint(r):
+			r = '?'
+		}
+		if b.Len()+utf8.RuneLen(r) > n {
+			break
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// GID is a GID table entry that an end offers.
+type GID struct {
+	Addr netip.Addr `json:"addr"`
+	Type string     `json:"type"` // "RoCE v2", "RoCE v1", "IB" or "unknown"
+}
+
+// QP is one queue pair.
+type QP struct {
+	QPN uint32 `json:"qpn"` // 24 bit
+	PSN uint32 `json:"psn"` // 24 bit, the first it sends
+}
+
+// Endpoint is one end's address as the other must know it.
+type Endpoint struct {
+	LID        uint16 `json:"lid"`
+	LinkLayer  string `json:"link_layer"`
+	QPs        []QP   `json:"qps"`
+	RKey       uint32 `json:"rkey"`
+	Addr       uint64 `json:"addr,string"`
+	Stride     uint64 `json:"stride,string"`
+	QKey       uint32 `json:"qkey,omitempty"`
+	ActiveMTU  int    `json:"active_mtu"`    // bytes
+	RDAtom     int    `json:"rd_atom"`       // outstanding reads and atomics it may have
+	DestRDAtom int    `json:"dest_rd_atom"`  // and those it answers
+	RateBPS    uint64 `json:"rate,omitzero"` // line rate, bytes per second; 0: unknown
+}
+
+// OpenRequest asks for a session. The session's parameters are the initiator's; the responder's limits decide.
+type OpenRequest struct {
+	Minor    int    `json:"minor"`
+	ID       string `json:"id"`       // 16 bytes, hex; fresh for each session
+	Instance string `json:"instance"` // of the initiator's process, so that nobody probes itself
+	Node     string `json:"node"`     // the initiator's name, for logs
+	Probe    string `json:"probe"`
+	Rail     string `json:"rail,omitempty"`
+	Device   string `json:"device,omitempty"` // the responder's, if the initiator insists
+	Port     int    `json:"port,omitempty"`
+
+	Kind      string  `json:"kind"`
+	Transport string  `json:"transport"`
+	Op        string  `json:"op"`
+	Exclusive bool    `json:"exclusive"`
+	MaxMsg    int     `json:"max_msg"` // largest message of the session, bytes
+	RxDepth   int     `json:"rx_depth"`
+	MTU       int     `json:"mtu,omitempty"` // bytes; 0: the smaller of both active MTUs
+	Deadline  float64 `json:"deadline"`      // seconds; of the whole session
+	Lease     float64 `json:"lease"`         // seconds; wanted
+
+	ServiceLevel int `json:"service_level,omitempty"`
+	TrafficClass int `json:"traffic_class,omitempty"`
+	FlowLabel    int `json:"flow_label,omitempty"`
+	Timeout      int `json:"timeout"`
+	Retries      int `json:"retries"`
+	RNRRetry     int `json:"rnr_retry"`
+
+	GIDs     []GID    `json:"gids"` // usable ones, best first; empty on InfiniBand without GRH
+	Endpoint Endpoint `json:"endpoint"`
+}
+
+// OpenReply grants a session.
+type OpenReply struct {
+	Minor        int      `json:"minor"`
+	Instance     string   `json:"instance"`
+	Node         string   `json:"node"`
+	Device       string   `json:"device"`
+	Port         int      `json:"port"`
+	Lease        float64  `json:"lease"`         // seconds; granted
+	MTU          int      `json:"mtu"`           // bytes; both ends use it
+	GID          *GID     `json:"gid,omitempty"` // the responder's
+	InitiatorGID *GID     `json:"initiator_gid,omitempty"`
+	Endpoint     Endpoint `json:"endpoint"`
+}
+
+// RunRequest readies the responder for messages of one size.
+type RunRequest struct {
+	Size int `json:"size"`
+}
+
+// FinishRequest ends the timed part. Sent is how many messages the initiator posted since the RunRequest. After a failed run
+// the responder looks for the cause on its end.
+type FinishRequest struct {
+	Sent   uint64 `json:"sent"`
+	Failed bool   `json:"failed,omitempty"`
+}
+
+// FinishReply is what the responder saw.
+type FinishReply struct {
+	Received   *uint64   `json:"received,omitempty"` // messages since the RunRequest; nil: the op does not show
+	Rate       *float64  `json:"rate,omitempty"`     // of the timed part: messages per second
+	MinRate    *float64  `json:"min_rate,omitempty"`
+	MaxRate    *float64  `json:"max_rate,omitempty"`
+	CPUSeconds *float64  `json:"cpu_seconds,omitempty"`
+	Error      *Error    `json:"error,omitempty"` // of the responder's loop
+	Evidence   *Evidence `json:"evidence,omitempty"`
+}
+
+// Evidence is one end's port counters over a timed part.
+type Evidence struct {
+	Device   string              `json:"device"`
+	Port     int                 `json:"port"`
+	Counters map[string]uint64   `json:"counters"`
+	Classes  map[string]uint64   `json:"classes"`
+	Moved    map[string][]string `json:"moved"`
+	Unknown  []string            `json:"unknown"`
+}
+
+// ---- checks ----
+
+type checker struct{ err error }
+
+func (c *checker) that(ok bool, format string, args ...any) {
+	if !ok && c.err == nil {
+		c.err = fmt.Errorf(format, args...)
+	}
+}
+
+func (c *checker) within(what string, v, lo, hi int) {
+	c.that(v >= lo && v <= hi, "%s is %d, want %d to %d", what, v, lo, hi)
+}
+
+func isPrintable(s string, n int) bool {
+	return len(s) <= n && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
+}
+
+// name is shown on terminals and becomes a metric label.
+func (c *checker) name(what, s string) {
+	c.that(isPrintable(s, MaxName), "%s %.*q is not a name: want at most %d bytes of printable text", what, MaxName, s, MaxName)
+}
+
+// known is a value out of a list. One that is not comes from a version that knows more.
+func (c *checker) known(what, s string, known ...string) {
+	if !slices.Contains(known, s) && c.err == nil {
+		c.err = &Error{Reason: ReasonVersionSkew, Detail: fmt.Sprintf("%s %q is not known to this version: it knows %q", what, printable(s, MaxName), known)}
+	}
+}
+
+func (c *checker) seconds(what string, s float64, lo time.Duration) {
+	c.that(s > 0 && s >= lo.Seconds() && s <= MaxSession.Seconds(), "%s is %g s, want %s to %s", what, s, lo, MaxSession)
+}
+
+var mtus = []int{256, 512, 1024, 2048, 4096}
+
+// endpoint checks an end of a session for messages of up to maxMsg bytes; wantQPs 0: any number of QPs.
+func (c *checker) endpoint(e *Endpoint, wantQPs, maxMsg int) {
+	c.that(len(e.QPs) >= 1 && len(e.QPs) <= MaxQPs, "%d QPs, want 1 to %d", len(e.QPs), MaxQPs)
+	c.that(wantQPs == 0 || len(e.QPs) == wantQPs, "%d QPs, want %d", len(e.QPs), wantQPs)
+	for _, q := range e.QPs {
+		c.that(q.QPN < 1<<24 && q.QPN > 1 && q.PSN < 1<<24, "QPN %d or PSN %d is out of range", q.QPN, q.PSN)
+	}
+	c.that(slices.Contains(mtus, e.ActiveMTU), "active MTU %d is none of %v", e.ActiveMTU, mtus)
+	c.within("rd_atom", e.RDAtom, 0, 255)
+	c.within("dest_rd_atom", e.DestRDAtom, 0, 255)
+	c.name("link layer", e.LinkLayer)
+	// Each QP has two halves in the buffer. The stride is bounded first, so that the product can't wrap.
+	c.that(e.Stride >= uint64(maxMsg) && e.Stride <= 2*MaxMessage, "stride %d, want %d to %d", e.Stride, maxMsg, 2*MaxMessage)
+	if c.err == nil {
+		c.that(e.Addr+uint64(2*len(e.QPs))*e.Stride > e.Addr, "buffer at %#x with a stride of %d wraps", e.Addr, e.Stride)
+	}
+}
+
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
+// gid allows one way only to write an address: an IPv4-mapped one must look as IPv4.
+func (c *checker) gid(g *GID) {
+	a := g.Addr
+	c.that(a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != broadcast && !a.Is4In6() && a.Zone() == "", "GID %q is no unicast address", a)
+	c.known("GID type", g.Type, "RoCE v2", "RoCE v1", "IB", "unknown")
+}
+
+// Validate checks every field's range. Which kinds, transports and ops there are is the responder's to know.
+func (r *OpenRequest) Validate() error {
+	var c checker
+	id, err := hex.DecodeString(r.ID)
+	c.that(err == nil && len(id) == 16, "session id %q is not 16 bytes of hex", printable(r.ID, MaxName))
+	c.within("minor", r.Minor, 0, math.MaxUint16)
+	c.name("instance", r.Instance)
+	c.name("node", r.Node)
+	c.name("probe", r.Probe)
+	c.name("rail", r.Rail)
+	c.name("device", r.Device)
+	c.name("kind", r.Kind)
+	c.name("transport", r.Transport)
+	c.name("op", r.Op)
+	c.that(r.Kind != "" && r.Transport != "" && r.Op != "", "kind %q, transport %q, op %q: one is missing", r.Kind, r.Transport, r.Op)
+	c.within("port", r.Port, 0, 255)
+	c.within("max_msg", r.MaxMsg, 1, MaxMessage)
+	c.within("rx_depth", r.RxDepth, 0, 1<<16)
+	c.that(r.MTU == 0 || slices.Contains(mtus, r.MTU), "MTU %d is none of %v", r.MTU, mtus)
+	c.seconds("deadline", r.Deadline, 0)
+	c.seconds("lease", r.Lease, MinLease)
+	c.within("service_level", r.ServiceLevel, 0, 15)
+	c.within("traffic_class", r.TrafficClass, 0, 255)
+	c.within("flow_label", r.FlowLabel, 0, 1<<20-1)
+	c.within("timeout", r.Timeout, 0, 31)
+	c.within("retries", r.Retries, 0, 7)
+	c.within("rnr_retry", r.RNRRetry, 0, 7)
+	c.that(len(r.GIDs) <= MaxGIDs, "%d GIDs, want at most %d", len(r.GIDs), MaxGIDs)
+	for i := range r.GIDs {
+		c.gid(&r.GIDs[i])
+	}
+	c.endpoint(&r.Endpoint, 0, r.MaxMsg)
+	return c.err
+}
+
+// Validate checks every field's range against the request it answers.
+func (r *OpenReply) Validate(req *OpenRequest) error {
+	var c checker
+	c.within("minor", r.Minor, 0, math.MaxUint16)
+	c.name("instance", r.Instance)
+	c.name("node", r.Node)
+	c.name("device", r.Device)
+	c.within("port", r.Port, 1, 255)
+	c.seconds("lease", r.Lease, MinLease)
+	c.that(slices.Contains(mtus, r.MTU), "MTU %d is none of %v", r.MTU, mtus)
+	c.that((r.GID == nil) == (r.InitiatorGID == nil), "one GID of a pair")
+	if r.GID != nil && r.InitiatorGID != nil {
+		c.gid(r.GID)
+		c.that(slices.Contains(req.GIDs, *r.InitiatorGID), "initiator GID %q was not offered", r.InitiatorGID.Addr)
+	}
+	c.endpoint(&r.Endpoint, len(req.Endpoint.QPs), req.MaxMsg)
+	c.that(r.MTU <= req.Endpoint.ActiveMTU && r.MTU <= r.Endpoint.ActiveMTU && (req.MTU == 0 || r.MTU == req.MTU),
+		"MTU %d does not suit ports with %d and %d, or the %d asked for", r.MTU, req.Endpoint.ActiveMTU, r.Endpoint.ActiveMTU, req.MTU)
+	return c.err
+}
+
+// Validate checks every figure's range. Of the evidence it drops what could not be shown instead.
+func (r *FinishReply) Validate() error {
+	var c checker
+	figure := func(what string, v *float64, hi float64) {
+		c.that(v == nil || *v >= 0 && *v <= hi, "%s is out of range 0 to %g", what, hi) // NaN is not >= 0
+	}
+	const maxRate = 1e12 // messages per second
+	figure("rate", r.Rate, maxRate)
+	figure("min_rate", r.MinRate, maxRate)
+	figure("max_rate", r.MaxRate, maxRate)
+	figure("cpu_seconds", r.CPUSeconds, MaxSession.Seconds())
+	c.that(r.MinRate == nil || r.MaxRate == nil || *r.MinRate <= *r.MaxRate, "min_rate is above max_rate")
+	if r.Error != nil {
+		r.Error.heard()
+	}
+	if e := r.Evidence; e != nil {
+		c.name("device", e.Device)
+		c.within("port", e.Port, 0, 255)
+		e.tidy()
+	}
+	return c.err
+}
+
+// tidy leaves no nil behind, and no name that is not fit to be shown.
+func (e *Evidence) tidy() {
+	bad := func(s string) bool { return !isPrintable(s, maxCounter) }
+	if e.Counters == nil {
+		e.Counters = map[string]uint64{}
+	}
+	if e.Classes == nil {
+		e.Classes = map[string]uint64{}
+	}
+	if e.Moved == nil {
+		e.Moved = map[string][]string{}
+	}
+	maps.DeleteFunc(e.Counters, func(k string, _ uint64) bool { return bad(k) })
+	maps.DeleteFunc(e.Classes, func(k string, _ uint64) bool { return bad(k) })
+	maps.DeleteFunc(e.Moved, func(k string, _ []string) bool { return bad(k) })
+	for class, names := range e.Moved {
+		e.Moved[class] = append([]string{}, slices.DeleteFunc(names, bad)...)
+	}
+	e.Unknown = append([]string{}, slices.DeleteFunc(e.Unknown, bad)...)
+}

@@ -1,0 +1,287 @@
+package probe
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
+)
+
+// Gate shares out ports among the probes of this host. Package schedule has the one that daemons use.
+type Gate interface {
+	// Acquire waits for the port until ctx ends.
+	Acquire(ctx context.Context, key string, exclusive bool) (release func(), err error)
+	// TryAcquire does not wait.
+	TryAcquire(key string, exclusive bool) (release func(), ok bool)
+}
+
+// Meter reads a port's counters around the timed part of a run. stop returns what they grew by, nil if this port can't tell.
+type Meter interface {
+	Start(ctx context.Context, device string, port int) (stop func(context.Context) *EndEvidence)
+}
+
+// Node is this host in the fleet: its devices, and both roles over them ([Node.Probe] and [NewResponder]).
+type Node struct {
+	Name  string
+	Gate  Gate
+	Meter Meter
+	Log   *slog.Logger
+	// Use says whether a device may be used; one that may not is never opened.
+	Use func(device string) bool
+	// GIDIndex gives the GID index to use; negative: chosen by content.
+	GIDIndex func() int
+	// Instance identifies this process in handshakes. NewNode makes it.
+	Instance string
+
+	mu   sync.Mutex
+	open map[string]*verbs.Device
+}
+
+// NewNode returns a Node that may use every device. Close it.
+func NewNode(name string, gate Gate, meter Meter, log *slog.Logger) *Node {
+	return &Node{
+		Name: name, Gate: gate, Meter: meter, Log: log, Instance: newID(),
+		Use: func(string) bool { return true }, GIDIndex: func() int { return -1 }, open: map[string]*verbs.Device{},
+	}
+}
+
+// newID returns 16 random bytes in hex.
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails, see crypto/rand
+	return hex.EncodeToString(b[:])
+}
+
+// LocalPort is one port of this host.
+type LocalPort struct {
+	Device string
+	Port   int
+	Rail   string
+	State  verbs.Port
+	GIDs   []verbs.GID // usable ones, best first; none on InfiniBand that needs no GRH
+
+	// Reason is empty if the port can be probed from; else it and Detail say why not.
+	Reason Reason
+	Detail string
+
+	dev      *verbs.Device
+	software bool // no PCI function behind it: this CPU moves the packets
+}
+
+// Key names the port at the gate.
+func (p *LocalPort) Key() string { return p.Device + "/" + strconv.Itoa(p.Port) }
+
+// Ports lists every port of every device that may be used, usable or not, in rail order. The state is read anew at each call:
+// devices come and go, GID indexes move.
+func (n *Node) Ports() ([]LocalPort, error) { return n.scan("") }
+
+// scan is Ports; if only is not empty, just that device's ports are queried and listed.
+func (n *Node) scan(only string) ([]LocalPort, error) {
+	list, err := verbs.Devices()
+	if err != nil {
+		return nil, err
+	}
+	list = slices.DeleteFunc(list, func(d verbs.DeviceInfo) bool { return !n.Use(d.Name) })
+	slices.SortFunc(list, func(a, b verbs.DeviceInfo) int { return compareNatural(a.Name, b.Name) })
+	n.forget(list)
+	var out []LocalPort
+	rail := 0
+	for _, info := range list {
+		dev, err := n.device(info.Name)
+		if err != nil {
+			if only == "" || only == info.Name {
+				out = append(out, LocalPort{Device: info.Name, Port: 1, Rail: strconv.Itoa(rail), Reason: openReason(err), Detail: err.Error()})
+			}
+			rail++
+			continue
+		}
+		for num := 1; num <= dev.Caps().Ports; num++ {
+			if only == "" || only == info.Name {
+				p := LocalPort{Device: info.Name, Port: num, Rail: strconv.Itoa(rail), dev: dev, software: isSoftware(info.Name)}
+				n.inspect(&p, info)
+				out = append(out, p)
+			}
+			rail++
+		}
+	}
+	return out, nil
+}
+
+// inspect fills in the state of a port and whether it can be used.
+func (n *Node) inspect(p *LocalPort, info verbs.DeviceInfo) {
+	var err error
+	if p.State, err = p.dev.Port(p.Port); err != nil {
+		p.Reason, p.Detail = DeviceRemoved, err.Error()
+		n.drop(p.Device)
+		return
+	}
+	switch {
+	case info.IWARP:
+		p.Reason, p.Detail = TransportUnsupported, p.Device+" is iWARP, whose queue pairs only rdma_cm can connect"
+	case p.State.State == verbs.PortInit || p.State.State == verbs.PortArmed:
+		p.Reason, p.Detail = PortInit, fmt.Sprintf("%s port %d is in state %s: no subnet manager?", p.Device, p.Port, p.State.State)
+	case p.State.State != verbs.PortActive:
+		p.Reason, p.Detail = PortDown, fmt.Sprintf("%s port %d is in state %s: check the cable and `ip link`", p.Device, p.Port, p.State.State)
+	case p.State.LinkLayer == verbs.Ethernet || p.State.GRHRequired:
+		table, err := p.dev.GIDs(p.Port)
+		if err != nil {
+			p.Reason, p.Detail = NoGID, err.Error()
+			return
+		}
+		if p.State.LinkLayer == verbs.Ethernet {
+			p.GIDs, err = verbs.UsableGIDs(table, verbs.Assigned, n.GIDIndex())
+		} else if p.GIDs = table[:min(1, len(table))]; len(table) == 0 {
+			err = verbs.ErrNoGID
+		}
+		switch {
+		case errors.Is(err, verbs.ErrGIDNotAssigned):
+			p.Reason, p.Detail = GIDNotAssigned, fmt.Sprintf("%s port %d: %s", p.Device, p.Port, err)
+		case err != nil:
+			p.Reason, p.Detail = NoGID, fmt.Sprintf("%s port %d: %s", p.Device, p.Port, err)
+		}
+	}
+}
+
+// find returns one port as it is now.
+func (n *Node) find(device string, port int) (*LocalPort, *failure) {
+	ports, err := n.scan(device)
+	if err != nil {
+		return nil, fail(StageSetup, openReason(err), ScopeLocal, "%s", err)
+	}
+	for i := range ports {
+		if p := &ports[i]; p.Device == device && p.Port == port {
+			if p.Reason != "" {
+				return p, fail(StageSetup, p.Reason, ScopeLocal, "%s", p.Detail)
+			}
+			return p, nil
+		}
+	}
+	return nil, fail(StageSetup, MissingReason(device), ScopeLocal, "device %s has no port %d that verbs can use", device, port)
+}
+
+// MissingReason tells apart the ways in which verbs does not list a device.
+func MissingReason(device string) Reason {
+	if _, err := os.Stat(filepath.Join("/sys/class/infiniband", device)); err != nil {
+		if _, err := os.Stat("/sys/class/infiniband"); err != nil {
+			return NoRDMA
+		}
+		return NoDevice
+	}
+	if nodes, _ := filepath.Glob("/dev/infiniband/uverbs*"); len(nodes) == 0 {
+		return NoCharDevice
+	}
+	return ProviderMissing
+}
+
+func (n *Node) device(name string) (*verbs.Device, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if d := n.open[name]; d != nil {
+		return d, nil
+	}
+	d, err := verbs.Open(name)
+	if err == nil {
+		n.open[name] = d
+	}
+	return d, err
+}
+
+// forget closes devices that are no longer listed.
+func (n *Node) forget(list []verbs.DeviceInfo) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for name := range n.open {
+		if !slices.ContainsFunc(list, func(d verbs.DeviceInfo) bool { return d.Name == name }) {
+			n.closeLocked(name)
+		}
+	}
+}
+
+func (n *Node) drop(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.closeLocked(name)
+}
+
+// closeLocked closes a device; one whose endpoints are still being freed is tried again at the next look.
+func (n *Node) closeLocked(name string) {
+	d := n.open[name]
+	if d == nil {
+		return
+	}
+	if err := d.Close(); err != nil {
+		n.Log.Debug("device not closed yet", slog.String("device", name), slog.Any("err", err))
+		return
+	}
+	delete(n.open, name)
+}
+
+// Close closes the devices. Sessions must have ended.
+func (n *Node) Close() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var errs []error
+	for name, d := range n.open {
+		errs = append(errs, d.Close())
+		delete(n.open, name)
+	}
+	return errors.Join(errs...)
+}
+
+func openReason(err error) Reason {
+	switch {
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+		return Permission
+	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENXIO):
+		return NoCharDevice
+	case errors.Is(err, syscall.ENODEV), errors.Is(err, syscall.EIO):
+		return DeviceRemoved
+	}
+	return ResourceLimit
+}
+
+// isSoftware reports whether no bus device is behind an RDMA device: rxe, siw, or one that sysfs does not know.
+func isSoftware(device string) bool {
+	_, err := os.Stat(filepath.Join("/sys/class/infiniband", device, "device"))
+	return err != nil
+}
+
+// compareNatural orders mlx5_2 before mlx5_10.
+func compareNatural(a, b string) int {
+	for a != "" && b != "" {
+		da, db := digits(a), digits(b)
+		if da > 0 && db > 0 {
+			x, y := strings.TrimLeft(a[:da], "0"), strings.TrimLeft(b[:db], "0")
+			if c := cmp.Or(cmp.Compare(len(x), len(y)), cmp.Compare(x, y)); c != 0 {
+				return c
+			}
+			a, b = a[da:], b[db:]
+			continue
+		}
+		if a[0] != b[0] {
+			return cmp.Compare(a[0], b[0])
+		}
+		a, b = a[1:], b[1:]
+	}
+	return cmp.Compare(len(a), len(b))
+}
+
+func digits(s string) int {
+	n := 0
+	for n < len(s) && s[n] >= '0' && s[n] <= '9' {
+		n++
+	}
+	return n
+}

@@ -1,0 +1,388 @@
+package probe
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/rdmabenchd/rdmabenchd/pkg/control"
+	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
+)
+
+// Limits are what a responder grants, whatever it is asked for.
+type Limits struct {
+	Sessions int           // at a time
+	Memory   int64         // registered for all of them, bytes
+	Message  int           // largest message, bytes
+	Lease    time.Duration // longest silence of an initiator
+}
+
+// Bounds of the responder beyond its limits.
+const (
+	finishWait = 3 * time.Second // for the rest of what was sent to arrive
+	busyRetry  = 0.3             // seconds; hint to an initiator that found the port busy
+	deadlineOf = time.Hour       // longest session
+)
+
+// Responder answers the sessions that initiators open: the control.Service of a Node. Shut it down.
+type Responder struct {
+	node   *Node
+	limits Limits
+
+	mu       sync.Mutex
+	sessions map[string]*response
+	memory   int64
+	closed   bool
+}
+
+// NewResponder returns a Responder without sessions.
+func NewResponder(n *Node, l Limits) *Responder {
+	return &Responder{node: n, limits: l, sessions: map[string]*response{}}
+}
+
+// Sessions is the number of sessions now open.
+func (r *Responder) Sessions() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.sessions)
+}
+
+// SetLimits changes the limits for sessions to come.
+func (r *Responder) SetLimits(l Limits) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.limits = l
+}
+
+// Shutdown ends every session and refuses new ones.
+func (r *Responder) Shutdown() {
+	r.mu.Lock()
+	r.closed = true
+	all := make([]*response, 0, len(r.sessions))
+	for _, s := range r.sessions {
+		all = append(all, s)
+	}
+	r.mu.Unlock()
+	for _, s := range all {
+		s.end("shutdown")
+	}
+}
+
+// response is the responder's side of one session.
+type response struct {
+	r    *Responder
+	req  *control.OpenRequest
+	port *LocalPort
+	gid  int
+	log  *slog.Logger
+
+	ctx     context.Context
+	cancel  context.CancelFunc
+	lease   time.Duration
+	expiry  *time.Timer
+	memory  int64
+	release func()
+
+	calls sync.Mutex // one call of a session at a time
+	ep    *verbs.Endpoint
+	loop  chan verbs.RunResult // holds the loop's result once it ended; nil while none was started
+	meter func(context.Context) *EndEvidence
+	ended bool
+}
+
+// Open admits a session and makes this end ready to answer.
+func (r *Responder) Open(_ context.Context, req *control.OpenRequest) (*control.OpenReply, error) {
+	kind, transport, op := Kind(req.Kind), verbs.Transport(req.Transport), verbs.Op(req.Op)
+	probe := Spec{Kind: kind, Transport: transport, Op: op, QPs: len(req.Endpoint.QPs)}.WithDefaults()
+	if err := probe.Validate(); err != nil {
+		return nil, &control.Error{Reason: string(VersionSkew), Detail: fmt.Sprintf("%s can't answer this: %s", r.node.Name, err)}
+	}
+	if req.Instance == r.node.Instance {
+		return nil, &control.Error{Reason: string(Self), Detail: "this is the asking process itself"}
+	}
+	es := endpointSpec(kind, transport, op, false, 0, len(req.Endpoint.QPs), req.MaxMsg, req.RxDepth)
+	s := &response{
+		r: r, req: req, memory: 2 * int64(es.QPs) * int64(es.MaxMsg), release: func() {},
+		log: r.node.Log.With(slog.String("session", req.ID), slog.String("initiator", req.Node), slog.String("probe", req.Probe)),
+	}
+	if err := r.admit(s); err != nil {
+		return nil, err
+	}
+	rep, err := s.open(es)
+	if err != nil {
+		s.end("refused")
+		return nil, err
+	}
+	return rep, nil
+}
+
+// admit takes a place for the session, with its lease running.
+func (r *Responder) admit(s *response) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := r.limits
+	switch {
+	case r.closed:
+		return &control.Error{Reason: string(Busy), Detail: r.node.Name + " is shutting down", RetryAfter: busyRetry}
+	case r.sessions[s.req.ID] != nil:
+		return &control.Error{Reason: string(BadHandshake), Detail: "a session with this id is open"}
+	case s.req.MaxMsg > l.Message:
+		return &control.Error{Reason: string(ResourceLimit), Detail: fmt.Sprintf("%s takes messages of at most %d bytes (limits.message), not %d", r.node.Name, l.Message, s.req.MaxMsg)}
+	case s.memory > l.Memory:
+		return &control.Error{Reason: string(ResourceLimit), Detail: fmt.Sprintf("%s registers at most %d bytes (limits.memory), not %d", r.node.Name, l.Memory, s.memory)}
+	case len(r.sessions) >= l.Sessions || r.memory+s.memory > l.Memory:
+		return &control.Error{Reason: string(Busy), Detail: fmt.Sprintf("%s has %d sessions open (limits.sessions, limits.memory)", r.node.Name, len(r.sessions)), RetryAfter: busyRetry}
+	}
+	s.lease = min(seconds(s.req.Lease), l.Lease)
+	s.ctx, s.cancel = context.WithTimeout(context.Background(), min(seconds(s.req.Deadline)+finishWait, deadlineOf))
+	context.AfterFunc(s.ctx, func() { s.end("deadline passed") })
+	s.expiry = time.AfterFunc(s.lease, func() { s.end("lease expired") })
+	r.sessions[s.req.ID] = s
+	r.memory += s.memory
+	return nil
+}
+
+func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
+	s.calls.Lock()
+	defer s.calls.Unlock()
+	n := s.r.node
+	port, own, theirs, err := n.choosePort(s.req)
+	if err != nil {
+		return nil, err
+	}
+	release, ok := n.Gate.TryAcquire(port.Key(), s.req.Exclusive)
+	if !ok {
+		return nil, &control.Error{Reason: string(Busy), Detail: fmt.Sprintf("%s port %d of %s is in use", port.Device, port.Port, n.Name), RetryAfter: busyRetry}
+	}
+	s.port, s.release, s.gid = port, release, -1
+	es.Port = port.Port
+	if s.ep, err = port.dev.NewEndpoint(es); err != nil {
+		return nil, setupFailure(err).toControl()
+	}
+	psn := randomPSNs(es.QPs)
+	rep := &control.OpenReply{
+		Minor: control.Minor, Instance: n.Instance, Node: n.Name, Device: port.Device, Port: port.Port, Lease: s.lease.Seconds(),
+		MTU:      min(port.State.ActiveMTU, s.req.Endpoint.ActiveMTU),
+		Endpoint: port.wireEndpoint(s.ep.Address(psn)),
+	}
+	if s.req.MTU > 0 {
+		if s.req.MTU > rep.MTU {
+			return nil, &control.Error{Reason: string(MTUMismatch), Detail: fmt.Sprintf("MTU %d was asked for, the ports carry %d", s.req.MTU, rep.MTU)}
+		}
+		rep.MTU = s.req.MTU
+	}
+	if own != nil {
+		s.gid = own.Index
+		rep.GID = &control.GID{Addr: own.Addr, Type: string(own.Type)}
+		rep.InitiatorGID = theirs
+	}
+	err = s.ep.Connect(peerAddress(&s.req.Endpoint, theirs), psn, path(s.req, s.gid, rep.MTU, &rep.Endpoint, &s.req.Endpoint))
+	if err != nil {
+		return nil, setupFailure(err).toControl()
+	}
+	return rep, nil
+}
+
+// choosePort finds the port that answers a session: the one asked for, else the one on the same rail, else the one whose
+// GID is nearest to the initiator's. own and theirs are the GIDs to use; nil on InfiniBand without GRH.
+func (n *Node) choosePort(req *control.OpenRequest) (port *LocalPort, own *verbs.GID, theirs *control.GID, err error) {
+	ports, lerr := n.Ports()
+	if lerr != nil {
+		return nil, nil, nil, &control.Error{Reason: string(PeerNoDevice), Detail: fmt.Sprintf("%s: %s", n.Name, lerr)}
+	}
+	offered := make([]verbs.GID, len(req.GIDs))
+	for i, g := range req.GIDs {
+		offered[i] = verbs.GID{Index: i, Addr: g.Addr, Type: verbs.GIDType(g.Type)}
+	}
+	var why []string
+	var reason Reason
+	for i := range ports {
+		p := &ports[i]
+		switch {
+		case req.Device != "" && (p.Device != req.Device || req.Port != 0 && p.Port != req.Port):
+			continue
+		case p.Reason != "":
+			reason = p.Reason
+			why = append(why, p.Detail)
+			continue
+		case string(p.State.LinkLayer) != req.Endpoint.LinkLayer:
+			reason = GIDMismatch
+			why = append(why, fmt.Sprintf("%s is %s, the initiator's port %s", p.Device, p.State.LinkLayer, req.Endpoint.LinkLayer))
+			continue
+		}
+		var g *verbs.GID
+		var t *control.GID
+		if p.State.LinkLayer == verbs.Ethernet || p.State.GRHRequired || len(offered) > 0 {
+			a, b, ok := verbs.MatchGIDs(p.GIDs, offered)
+			if !ok {
+				reason = GIDMismatch
+				why = append(why, fmt.Sprintf("%s has GIDs %v, the initiator %v", p.Device, p.GIDs, req.GIDs))
+				continue
+			}
+			g, t = &a, &req.GIDs[b.Index]
+		}
+		better := port == nil || p.Rail == req.Rail && port.Rail != req.Rail
+		if better {
+			port, own, theirs = p, g, t
+		}
+	}
+	switch {
+	case port != nil:
+		return port, own, theirs, nil
+	case reason == "":
+		return nil, nil, nil, &control.Error{Reason: string(PeerNoDevice), Detail: fmt.Sprintf("%s has no RDMA device %s", n.Name, req.Device)}
+	}
+	return nil, nil, nil, &control.Error{Reason: string(reason), Detail: fmt.Sprintf("%s has no port for this: %v", n.Name, why)}
+}
+
+// call finds an open session, renews its lease and keeps other calls of it out until done is called.
+func (r *Responder) call(id string) (s *response, done func(), err error) {
+	r.mu.Lock()
+	s = r.sessions[id]
+	r.mu.Unlock()
+	gone := &control.Error{Reason: string(PeerUnresponsive), Detail: r.node.Name + " has no such session: its lease expired, or it was restarted"}
+	if s == nil {
+		return nil, nil, gone
+	}
+	s.expiry.Reset(s.lease)
+	s.calls.Lock()
+	if s.ended || s.ep == nil {
+		s.calls.Unlock()
+		return nil, nil, gone
+	}
+	return s, s.calls.Unlock, nil
+}
+
+// Run readies this end for messages of one size and starts its loop, if the op needs one.
+func (r *Responder) Run(_ context.Context, id string, req *control.RunRequest) error {
+	s, done, err := r.call(id)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if s.loop != nil {
+		return &control.Error{Reason: string(BadHandshake), Detail: "run within a run"}
+	}
+	if req.Size < 1 || req.Size > s.req.MaxMsg {
+		return &control.Error{Reason: string(BadHandshake), Detail: fmt.Sprintf("size %d: the session is for 1 to %d", req.Size, s.req.MaxMsg)}
+	}
+	if err := s.ep.Arm(req.Size); err != nil {
+		return setupFailure(err).toControl()
+	}
+	spec := Spec{Kind: Kind(s.req.Kind), Op: verbs.Op(s.req.Op)}
+	if !spec.answered() {
+		return nil
+	}
+	end, _ := s.ctx.Deadline()
+	rs := verbs.RunSpec{Role: verbs.Sink, Size: req.Size, Deadline: time.Until(end), Yield: s.port.yield(), CPU: s.port.cpu(false)}
+	if spec.Kind == Latency {
+		rs.Role = verbs.Pong
+	}
+	s.loop = make(chan verbs.RunResult, 1)
+	go func(out chan<- verbs.RunResult) { out <- s.ep.Run(s.ctx, rs) }(s.loop)
+	return nil
+}
+
+// Mark is the barrier before the timed part.
+func (r *Responder) Mark(ctx context.Context, id string) error {
+	s, done, err := r.call(id)
+	if err != nil {
+		return err
+	}
+	defer done()
+	s.ep.Mark()
+	s.meter = r.node.Meter.Start(ctx, s.port.Device, s.port.Port)
+	return nil
+}
+
+// Finish is the barrier after the timed part: the loop ends once all that was sent is here.
+func (r *Responder) Finish(ctx context.Context, id string, req *control.FinishRequest) (*control.FinishReply, error) {
+	s, done, err := r.call(id)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	rep := &control.FinishReply{}
+	if s.loop != nil {
+		s.ep.Expect(req.Sent)
+		select {
+		case res := <-s.loop:
+			s.figures(rep, res)
+		case <-time.After(finishWait):
+			s.ep.Stop()
+			s.figures(rep, <-s.loop)
+		}
+		s.loop = nil
+	}
+	if s.meter != nil {
+		rep.Evidence = wireEvidence(s.meter(ctx))
+		s.meter = nil
+	}
+	if req.Failed {
+		if f := r.node.recheck(s.port, s.gid); f != nil {
+			rep.Error = f.toControl()
+		}
+	}
+	return rep, nil
+}
+
+func (s *response) figures(rep *control.FinishReply, res verbs.RunResult) {
+	cpu := res.CPU.Seconds()
+	rep.CPUSeconds = &cpu
+	seen := res.Completed
+	rep.Received = &seen
+	if Kind(s.req.Kind) != Latency {
+		rep.Rate, rep.MinRate, rep.MaxRate = res.Rate, res.MinRate, res.MaxRate
+	}
+	if res.End == verbs.Broken {
+		rep.Error = runFailure(res).toControl()
+	}
+}
+
+// Renew keeps the lease.
+func (r *Responder) Renew(_ context.Context, id string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.sessions[id]
+	if s == nil {
+		return &control.Error{Reason: string(PeerUnresponsive), Detail: r.node.Name + " has no such session"}
+	}
+	s.expiry.Reset(s.lease)
+	return nil
+}
+
+// Close ends a session. One that is not there is no error: it ended by itself.
+func (r *Responder) Close(_ context.Context, id string) error {
+	r.mu.Lock()
+	s := r.sessions[id]
+	r.mu.Unlock()
+	if s != nil {
+		s.end("closed")
+	}
+	return nil
+}
+
+// end frees everything of a session, once.
+func (s *response) end(why string) {
+	s.cancel() // ends the loop, so that a call that waits for it lets go
+	s.calls.Lock()
+	defer s.calls.Unlock()
+	if s.ended {
+		return
+	}
+	s.ended = true
+	s.expiry.Stop()
+	if s.ep != nil {
+		if err := s.ep.Close(); err != nil {
+			s.log.Warn("endpoint not freed cleanly", slog.Any("err", err))
+		}
+	}
+	s.release()
+	s.r.mu.Lock()
+	delete(s.r.sessions, s.req.ID)
+	s.r.memory -= s.memory
+	s.r.mu.Unlock()
+	s.log.Debug("session ended", slog.String("why", why))
+}

@@ -1,0 +1,132 @@
+package probe
+
+import (
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
+)
+
+// Result is the one value in which a run of a probe against a peer ends, whatever happened.
+// Its JSON is the machine interface of `rdmabenchd probe --output=json` and /api/v1/results:
+// times in seconds, rates in bytes per second, null for what was not measured.
+type Result struct {
+	ID       string    `json:"id"`
+	Time     time.Time `json:"time"`     // when the session began
+	Duration float64   `json:"duration"` // of the whole, seconds
+	Waited   float64   `json:"waited"`   // of it for a busy port, at either end
+
+	Outcome Outcome `json:"result"`
+	Stage   *Stage  `json:"stage"`
+	Reason  *Reason `json:"reason"`
+	Scope   *Scope  `json:"scope"`
+	Detail  *string `json:"detail"` // one sentence for a person: what, where, what to do
+
+	Taints   []Taint       `json:"taints"`
+	TaintLog []TaintDetail `json:"taint_details"`
+	Probe    string        `json:"probe"`
+	Peer     string        `json:"peer"`
+	Path     string        `json:"path"` // same_node, same_rack, cross_rack or unknown
+	Device   string        `json:"device"`
+	Port     int           `json:"port"`
+	GIDIndex *int          `json:"gid_index"`
+	Rail     string        `json:"rail"`
+	PeerDev  *string       `json:"peer_device"`
+	PeerPort *int          `json:"peer_port"`
+
+	Kind      Kind            `json:"kind"`
+	Transport verbs.Transport `json:"transport"`
+	Op        verbs.Op        `json:"op"`
+	MTU       *int            `json:"mtu"` // path MTU in use, bytes
+	QPs       int             `json:"qps"`
+
+	Runs        []Run    `json:"runs"`
+	Evidence    Evidence `json:"evidence"`
+	Fingerprint *string  `json:"fingerprint"`
+
+	mtuReduced int // bytes that one of the ports would carry, where the other's limit was below; 0: they agree
+}
+
+// TaintDetail is the evidence behind one taint.
+type TaintDetail struct {
+	Taint   Taint  `json:"taint"`
+	Side    string `json:"side"`    // local or remote
+	Counter string `json:"counter"` // the driver's own name, or what was compared
+	Delta   uint64 `json:"delta"`
+}
+
+// Run is the timed part of a session at one message size.
+type Run struct {
+	Size        int             `json:"size"`       // bytes
+	Iterations  uint64          `json:"iterations"` // completed, timed messages
+	Seconds     float64         `json:"seconds"`
+	Latency     *LatencyStats   `json:"latency"`
+	Bandwidth   *BandwidthStats `json:"bandwidth"`
+	MessageRate *float64        `json:"messages_per_second"`
+	LossRatio   *float64        `json:"loss_ratio"`
+	CPUSeconds  CPUSeconds      `json:"cpu_seconds"`
+	Bytes       uint64          `json:"bytes"` // payload bytes moved by the timed part
+
+	// Histogram holds every timed sample in nanoseconds; nil unless latency was measured.
+	Histogram *hdrhistogram.Histogram `json:"-"`
+
+	short bool // too few completions for a rate between them
+}
+
+// The values of LatencyStats.Measure.
+const (
+	HalfRTT   = "half-rtt"  // half of the round trip: write, send
+	Operation = "operation" // post to completion: read, atomics
+)
+
+// LatencyStats are over all timed samples of one run, in seconds. A quantile that the number of
+// samples can't carry is nil.
+type LatencyStats struct {
+	Measure string   `json:"measure"`
+	Samples int64    `json:"samples"`
+	Min     float64  `json:"min"`
+	Mean    float64  `json:"mean"`
+	P50     *float64 `json:"p50"`
+	P90     *float64 `json:"p90"`
+	P99     *float64 `json:"p99"`
+	P999    *float64 `json:"p999"`
+	Max     float64  `json:"max"`
+	Stddev  float64  `json:"stddev"`
+}
+
+// BandwidthStats are payload bytes per second. Tx is counted by the initiator, Rx by the
+// responder where the op lets it see arrivals. Min and Max are over 10 ms intervals.
+type BandwidthStats struct {
+	BytesPerSecond float64  `json:"bytes_per_second"`
+	Tx             *float64 `json:"tx"`
+	Rx             *float64 `json:"rx"`
+	Min            *float64 `json:"min"`
+	Max            *float64 `json:"max"`
+}
+
+// CPUSeconds is the processor time of the measuring threads, per end.
+type CPUSeconds struct {
+	Local  *float64 `json:"local"`
+	Remote *float64 `json:"remote"`
+}
+
+// Evidence is what both ends saw around the timed parts. A side that can't tell is nil.
+type Evidence struct {
+	Local  *EndEvidence `json:"local"`
+	Remote *EndEvidence `json:"remote"`
+}
+
+// EndEvidence is one end's port counters over the timed parts of a session. Absent counters are
+// absent, not 0.
+type EndEvidence struct {
+	Device   string              `json:"device"`
+	Port     int                 `json:"port"`
+	Counters map[string]uint64   `json:"counters"` // driver's own name to increase
+	Classes  map[string]uint64   `json:"classes"`  // normalised class to increase, docs/reasons.md
+	Moved    map[string][]string `json:"moved"`    // class to the counters of it that increased
+	Unknown  []string            `json:"unknown"`  // counters whose increase can't be told
+}
+
+// Usable reports whether the result carries figures.
+func (r *Result) Usable() bool { return r.Outcome == OK || r.Outcome == Tainted }
