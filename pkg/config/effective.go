@@ -1,0 +1,167 @@
+package config
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"gopkg.in/yaml.v3"
+)
+
+// Effective returns the configuration as it is used: variables expanded, defaults filled in, in
+// one spelling. What is left to the devices (MTU, ACK timeout) is left out. It can be parsed
+// again, to the same effect.
+func (c *Config) Effective() []byte {
+	static := list{}
+	for _, p := range c.Peers.Static {
+		static = append(static, mapping("name", p.Name, "address", p.Address, "labels", p.Labels).flow())
+	}
+	probes := list{}
+	for _, p := range c.Probes {
+		probes = append(probes, p.effective())
+	}
+	var gid any = "auto"
+	if c.Devices.GIDIndex >= 0 {
+		gid = c.Devices.GIDIndex
+	}
+	doc := mapping(
+		"node", mapping("name", c.Node.Name, "labels", c.Node.Labels),
+		"devices", mapping("include", c.Devices.Include, "exclude", c.Devices.Exclude, "gid", gid),
+		"control", mapping("listen", c.Control.Listen, "advertise", c.Control.Advertise, "insecure", c.Control.Insecure),
+		"limits", mapping("sessions", c.Limits.Sessions, "memory", formatSize(c.Limits.Memory),
+			"message", formatSize(int64(c.Limits.Message)), "lease", c.Limits.Lease),
+		"peers", mapping("static", static),
+		"probes", probes,
+	)
+	var out bytes.Buffer
+	enc := yaml.NewEncoder(&out)
+	enc.SetIndent(2)
+	if err := enc.Encode(doc.node); err != nil {
+		panic(err) // a tree of plain scalars always encodes, and a buffer takes everything
+	}
+	return out.Bytes()
+}
+
+func (p Probe) effective() tree {
+	s := p.Spec.WithDefaults()
+	sizes := list{}
+	for _, size := range s.Sizes {
+		sizes = append(sizes, scalar(formatSize(int64(size))))
+	}
+	m := mapping("name", s.Name, "schedule", p.Schedule.String(), "jitter", p.Jitter, "kind", string(s.Kind),
+		"transport", string(s.Transport), "op", string(s.Op), "sizes", sizes.flow())
+	if s.Duration > 0 {
+		m.add("duration", s.Duration)
+	} else {
+		m.add("iterations", s.Iterations)
+	}
+	m.add("warmup", max(0, s.Warmup), "tx_depth", s.TxDepth, "rx_depth", s.RxDepth, "qps", s.QPs, "cq_mod", s.CQMod, "post_list", s.PostList)
+	if s.MTU > 0 {
+		m.add("mtu", s.MTU)
+	}
+	m.add("service_level", s.ServiceLevel, "traffic_class", s.TrafficClass, "flow_label", s.FlowLabel)
+	if s.Timeout > 0 {
+		m.add("ack_timeout", s.Timeout)
+	}
+	m.add("retry_count", max(0, s.Retries), "rnr_retry", max(0, s.RNRRetry), "deadline", s.Deadline,
+		"pairing", mapping("strategy", string(p.Pairing.Strategy)).flow())
+	return m
+}
+
+// tree is a YAML node to be written; list a sequence of them.
+type (
+	tree struct{ node *yaml.Node }
+	list []tree
+)
+
+func mapping(pairs ...any) tree {
+	t := tree{&yaml.Node{Kind: yaml.MappingNode}}
+	t.add(pairs...)
+	return t
+}
+
+// add appends keys with values to a mapping; empty text and labels are left out.
+func (t tree) add(pairs ...any) {
+	for i := 0; i < len(pairs); i += 2 {
+		if value, ok := toTree(pairs[i+1]); ok {
+			t.node.Content = append(t.node.Content, scalar(pairs[i].(string)).node, value.node)
+		}
+	}
+}
+
+func toTree(v any) (tree, bool) {
+	switch v := v.(type) {
+	case tree:
+		return v, true
+	case list:
+		t := tree{&yaml.Node{Kind: yaml.SequenceNode}}
+		for _, e := range v {
+			t.node.Content = append(t.node.Content, e.node)
+		}
+		return t, true
+	case []string:
+		l := list{}
+		for _, s := range v {
+			l = append(l, text(s))
+		}
+		return l.flow(), true
+	case map[string]string:
+		t := mapping()
+		for _, k := range slices.Sorted(maps.Keys(v)) {
+			t.node.Content = append(t.node.Content, scalar(k).node, text(v[k]).node)
+		}
+		return t.flow(), len(v) > 0
+	case string:
+		return text(v), v != ""
+	case time.Duration:
+		return scalar(formatDuration(v)), true
+	case bool:
+		return scalar(strconv.FormatBool(v)), true
+	case int:
+		return scalar(strconv.Itoa(v)), true
+	}
+	panic("config: no YAML for this type") // a slip in this file; its tests write every key
+}
+
+func (t tree) flow() tree {
+	t.node.Style = yaml.FlowStyle
+	return t
+}
+
+func (l list) flow() tree {
+	t, _ := toTree(l)
+	return t.flow()
+}
+
+// scalar is written as it is; text is quoted where it could be taken for something else, and kept
+// from being expanded when read again.
+func scalar(s string) tree { return tree{&yaml.Node{Kind: yaml.ScalarNode, Value: s}} }
+
+func text(s string) tree {
+	return tree{&yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: strings.ReplaceAll(s, "${", "$${")}}
+}
+
+// formatDuration writes d as ParseDuration reads it, without the zeros of Duration.String.
+func formatDuration(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// formatSize writes bytes in the largest unit that holds them without a fraction.
+func formatSize(n int64) string {
+	for _, u := range []string{"TiB", "GiB", "MiB", "KiB"} {
+		if unit := sizeUnits[u]; n >= unit && n%unit == 0 {
+			return strconv.FormatInt(n/unit, 10) + u
+		}
+	}
+	return strconv.FormatInt(n, 10)
+}
