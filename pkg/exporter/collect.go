@@ -1,0 +1,142 @@
+package exporter
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
+)
+
+// collector is the Exporter as the registry sees it. It reads nothing: see [Exporter.readPorts].
+type collector struct{ *Exporter }
+
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range table {
+		if m != nodeInfo {
+			ch <- m.desc
+		}
+	}
+	ch <- nodeMetric(c.opt).desc
+}
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	sessions := -1
+	if c.opt.Sessions != nil {
+		sessions = c.opt.Sessions()
+	}
+	c.mu.Lock()
+	b := make(batch, 0, 64+16*len(c.pairs)+32*len(c.nics))
+	b = append(b, c.fixed...)
+	if sessions >= 0 {
+		b.add(sessionCount, nil, float64(sessions))
+	}
+	c.collectNode(&b)
+	c.collectPorts(&b)
+	c.collectProbes(&b)
+	now := time.Now().Round(0)
+	for _, k := range slices.SortedFunc(maps.Keys(c.pairs), pairKey.compare) { // the registry sorts what is sorted far faster
+		p := c.pairs[k]
+		b = append(b, p.status...)
+		if now.Sub(p.succeeded) <= c.probes[k.probe].shelfLife() {
+			b = append(b, p.figures...)
+		}
+	}
+	c.mu.Unlock()
+	for _, m := range b {
+		ch <- m
+	}
+}
+
+func (c collector) collectNode(b *batch) {
+	if c.reload.tried {
+		b.add(reloadOK, nil, truth(c.reload.err == nil))
+	}
+	if !c.reload.good.IsZero() {
+		b.add(reloadTime, nil, unix(c.reload.good))
+	}
+	states := c.memory.peers(c.peers)
+	for _, s := range peerStates {
+		b.add(peerCount, pairs(peerCount.labels, string(s)), float64(states[s]))
+	}
+	b.add(pairCount, nil, float64(len(c.pairs)))
+	b.add(pairLimit, nil, float64(c.opt.MaxPairs))
+	b.count(pairsDropped, nil, c.dropped, c.created)
+	if c.opt.Ports != nil {
+		b.count(scrapeErrors, pairs(scrapeErrors.labels, "ports"), c.portErrs, c.created)
+	}
+}
+
+func (c collector) collectPorts(b *batch) {
+	type key struct {
+		device string
+		port   int
+	}
+	seen := map[key]bool{} // two series with the same labels would spoil the scrape
+	for _, p := range c.ports {
+		device, port := clean(p.Device), itoa(p.Port)
+		if seen[key{device, p.Port}] {
+			continue
+		}
+		seen[key{device, p.Port}] = true
+		info := []string{c.opt.Node, device, port, p.Rail, p.LinkLayer, p.Driver, p.Firmware, p.HCAType, p.BoardID, p.PCI, p.NUMANode, p.Netdev}
+		for i := range info {
+			info[i] = clean(info[i])
+		}
+		b.add(deviceInfo, pairs(deviceInfo.labels, info...), 1)
+		labels := pairs(portLabels, c.opt.Node, device, port)
+		b.add(deviceUsable, labels, truth(p.Usable))
+		if !p.Usable {
+			b.add(deviceFault, with(labels, "reason", string(oneOf(probe.Reasons, &p.Reason))), 1)
+		}
+		if p.Up != nil {
+			b.add(portUp, labels, truth(*p.Up))
+		}
+		b.maybe(portRate, labels, p.RateBytesPerSecond)
+		c.collectCounts(b, portCounter, labels, "counter", p.Counters)
+		c.collectCounts(b, portEvents, labels, "class", p.Events)
+	}
+}
+
+func (c collector) collectCounts(b *batch, m *metric, labels []*dto.LabelPair, label string, values map[string]uint64) {
+	seen := make(map[string]bool, len(values))
+	for name, v := range values {
+		if name = clean(name); !seen[name] {
+			seen[name] = true
+			b.add(m, with(labels, label, name), float64(v))
+		}
+	}
+}
+
+func (c collector) collectProbes(b *batch) {
+	for name, p := range c.probes {
+		labels := pairs(probeInterval.labels, c.opt.Node, name)
+		if p.spec.Interval > 0 {
+			b.add(probeInterval, labels, p.spec.Interval.Seconds())
+		}
+		for reason, v := range p.skips {
+			b.count(probeSkips, with(labels, "reason", string(reason)), v, c.created)
+		}
+		b.count(scheduleMissed, labels, p.missed, c.created)
+		b.count(schedulePanics, labels, p.panics, c.created)
+	}
+	for _, n := range c.nics {
+		for outcome, v := range n.runs {
+			b.count(probeRuns, with(n.labels, "result", string(outcome)), v, c.created)
+		}
+		for f, v := range n.failures {
+			labels := with(with(with(n.labels, "stage", string(f.stage)), "reason", string(f.reason)), "scope", string(f.scope))
+			b.count(probeFailures, labels, v, c.created)
+		}
+		b.count(probeBytes, n.labels, n.bytes, c.created)
+		for side, v := range n.cpu {
+			b.count(probeCPU, with(n.labels, "side", side), v, c.created)
+		}
+		for _, d := range n.latency {
+			*b = append(*b, d.metric())
+		}
+	}
+}
