@@ -1,0 +1,209 @@
+// Package daemon is the life of a rdmabenchd process: it wires the other packages together, starts them, changes their
+// configuration while they run, and ends them in the right order.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/rdmabenchd/rdmabenchd/pkg/config"
+	"github.com/rdmabenchd/rdmabenchd/pkg/control"
+	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
+	"github.com/rdmabenchd/rdmabenchd/pkg/exporter"
+	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
+	"github.com/rdmabenchd/rdmabenchd/pkg/schedule"
+)
+
+// LockDir holds a lock file per port, by which the daemon and the CLI of one host keep out of each other's way.
+const LockDir = "/run/rdmabenchd"
+
+// Options set up a Daemon.
+type Options struct {
+	ConfigFile        string
+	Version, Revision string
+	ClassicHistograms bool
+	Log               *slog.Logger
+}
+
+// Daemon is one node's rdmabenchd. Make it by New, then Run it, once.
+type Daemon struct {
+	o         Options
+	log       *slog.Logger
+	counters  *counters.FS
+	node      *probe.Node
+	responder *probe.Responder
+	client    *control.Client
+	scheduler *schedule.Scheduler
+	exporter  *exporter.Exporter
+	listener  net.Listener
+	initiator *probe.Initiator
+	light     *semaphore.Weighted // bounds the light probes under way, and with them threads
+	known     knownPorts
+	journal   journal
+
+	reload sync.Mutex // one at a time
+	mu     sync.RWMutex
+	cfg    *config.Config
+	guard  *peerGuard
+}
+
+// New reads the configuration and takes the control channel's port. What is wrong with either is an error here, and nowhere
+// later: from then on a daemon runs whatever happens.
+func New(o Options) (*Daemon, error) {
+	cfg, err := config.Load(o.ConfigFile)
+	if err != nil {
+		return nil, err
+	}
+	d := &Daemon{o: o, log: o.Log, counters: counters.NewFS("/sys"), client: control.NewClient(), cfg: cfg, guard: &peerGuard{},
+		light: semaphore.NewWeighted(maxLight), journal: journal{log: o.Log}}
+	gate := schedule.NewGate(schedule.GateOptions{Dir: LockDir, Log: o.Log})
+	d.node = probe.NewNode(cfg.Node.Name, gate, probe.NewMeter(d.counters), o.Log)
+	d.node.Use = d.use
+	d.node.GIDIndex = func() int { return d.config().Devices.GIDIndex }
+	d.responder = probe.NewResponder(d.node, limits(cfg))
+	d.initiator = &probe.Initiator{Node: d.node, Client: d.client}
+	d.exporter, err = exporter.New(exporter.Options{
+		Node: cfg.Node.Name, NodeLabels: cfg.Node.Labels, Version: o.Version, Revision: o.Revision, ClassicHistograms: o.ClassicHistograms,
+		Ports: &ports{node: d.node, fs: d.counters, filter: d.filter}, Sessions: d.responder.Sessions, Log: o.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.scheduler = schedule.New(schedule.Options{
+		Node: cfg.Node.Name, Log: o.Log,
+		OnSkip:  d.skipped,
+		OnPanic: func(job string, _ any) { d.exporter.Panicked(probeOf(job)) },
+	})
+	d.listener, err = net.Listen("tcp", cfg.Control.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("%s: control.listen: %w; is another rdmabenchd running here?", o.ConfigFile, err)
+	}
+	if err := d.apply(cfg); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", o.ConfigFile, err), d.listener.Close())
+	}
+	d.exporter.SetReload(nil)
+	return d, nil
+}
+
+func limits(c *config.Config) probe.Limits {
+	return probe.Limits{Sessions: c.Limits.Sessions, Memory: c.Limits.Memory, Message: c.Limits.Message, Lease: c.Limits.Lease}
+}
+
+// config is the configuration in force.
+func (d *Daemon) config() *config.Config {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.cfg
+}
+
+func (d *Daemon) use(device string) bool { return d.config().Devices.Use(device) }
+
+func (d *Daemon) filter() counters.Filter {
+	c := d.config()
+	return counters.Filter{Include: c.Devices.Include, Exclude: c.Devices.Exclude}
+}
+
+// Handler serves the daemon's web port. reload says whether HTTP may reload the configuration.
+func (d *Daemon) Handler(reload, pprof bool) http.Handler {
+	o := exporter.HandlerOptions{Pprof: pprof}
+	if reload {
+		o.Reload = func(context.Context) error { return d.Reload() }
+	}
+	return d.exporter.Handler(o)
+}
+
+// Reload reads the configuration again. A bad one is refused whole: the old one stays in force.
+func (d *Daemon) Reload() error {
+	d.reload.Lock()
+	defer d.reload.Unlock()
+	cfg, err := config.Load(d.o.ConfigFile)
+	if err == nil {
+		err = d.fixed(cfg)
+	}
+	if err == nil {
+		err = d.apply(cfg)
+	}
+	d.exporter.SetReload(err)
+	if err != nil {
+		d.log.Error("reload refused, the old configuration stays in force", slog.Any("err", err))
+		return err
+	}
+	d.log.Info("configuration loaded", slog.String("file", d.o.ConfigFile), slog.String("hash", cfg.Hash()[:12]))
+	return nil
+}
+
+// fixed refuses changes that need a restart.
+func (d *Daemon) fixed(cfg *config.Config) error {
+	old := d.config()
+	var errs []error
+	if cfg.Node.Name != old.Node.Name {
+		errs = append(errs, fmt.Errorf("%s: node.name changed from %q to %q: restart the daemon for that", d.o.ConfigFile, old.Node.Name, cfg.Node.Name))
+	}
+	if cfg.Control.Listen != old.Control.Listen {
+		errs = append(errs, fmt.Errorf("%s: control.listen changed from %q to %q: restart the daemon for that", d.o.ConfigFile, old.Control.Listen, cfg.Control.Listen))
+	}
+	return errors.Join(errs...)
+}
+
+// apply puts a checked configuration in force.
+func (d *Daemon) apply(cfg *config.Config) error {
+	if err := d.scheduler.Replace(d.jobs(cfg)); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	d.cfg = cfg
+	d.mu.Unlock()
+	d.responder.SetLimits(limits(cfg))
+	d.guard.set(cfg)
+	targets := exporter.Targets{Use: cfg.Devices.Use}
+	for _, p := range cfg.Probes {
+		targets.Probes = append(targets.Probes, p.Spec.WithDefaults())
+	}
+	for _, p := range d.others(cfg) {
+		targets.Peers = append(targets.Peers, p.Name)
+	}
+	d.exporter.SetTargets(targets)
+	return nil
+}
+
+// Run works until ctx ends, then ends what it started: scheduler first, then the sessions of others, then the devices.
+func (d *Daemon) Run(ctx context.Context) error {
+	d.describe()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.guard.run(ctx) })
+	g.Go(func() error { return d.watchPorts(ctx) })
+	g.Go(func() error {
+		s := control.Server{Service: d.responder, Guard: control.AddressGuard(d.guard.allowed), Log: d.log}
+		return s.Serve(ctx, d.listener)
+	})
+	g.Go(func() error { return d.scheduler.Run(ctx) })
+	g.Go(func() error { return d.notify(ctx) })
+	d.exporter.SetReady(true)
+	err := g.Wait()
+	d.exporter.SetReady(false)
+	d.responder.Shutdown()
+	d.client.CloseIdle()
+	return errors.Join(err, d.node.Close())
+}
+
+// describe says once, at start, what there is.
+func (d *Daemon) describe() {
+	cfg := d.config()
+	d.lookAtPorts()
+	d.log.Info("started", slog.String("node", cfg.Node.Name), slog.String("control", d.listener.Addr().String()), slog.Int("peers", len(d.others(cfg))),
+		slog.Int("probes", len(cfg.Probes)), slog.Int("ports", len(d.known.list())))
+}
+
+// progressing reports whether the scheduler still makes its rounds.
+func (d *Daemon) progressing(now time.Time) bool {
+	return now.Sub(d.scheduler.LastTick()) < 3*schedule.MaxSleep
+}

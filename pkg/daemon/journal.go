@@ -1,0 +1,48 @@
+package daemon
+
+import (
+	"log/slog"
+	"sync"
+
+	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
+)
+
+// journal logs results: a failure when it begins, changes its reason or ends, everything else at debug level. A fleet whose
+// switch is down must not fill the disk.
+type journal struct {
+	log  *slog.Logger
+	mu   sync.Mutex
+	last map[journalKey]probe.Reason // of what fails now
+}
+
+type journalKey struct {
+	probe, peer, device string
+	port                int
+}
+
+func (j *journal) note(r *probe.Result) {
+	key := journalKey{r.Probe, r.Peer, r.Device, r.Port}
+	at := []any{
+		slog.String("probe", r.Probe), slog.String("peer", r.Peer), slog.String("device", r.Device), slog.Int("port", r.Port),
+		slog.String("id", r.ID), slog.Float64("seconds", r.Duration),
+	}
+	if r.Reason != nil {
+		at = append(at, slog.String("stage", string(*r.Stage)), slog.String("reason", string(*r.Reason)), slog.String("scope", string(*r.Scope)), slog.String("detail", *r.Detail))
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.last == nil {
+		j.last = map[journalKey]probe.Reason{}
+	}
+	was, failing := j.last[key]
+	switch {
+	case r.Outcome == probe.Failed && (!failing || was != *r.Reason):
+		j.last[key] = *r.Reason
+		j.log.Warn("probe failed", at...)
+	case r.Usable() && failing:
+		delete(j.last, key)
+		j.log.Info("probe works again", append(at, slog.String("was", string(was)))...)
+	default:
+		j.log.Debug("probe "+string(r.Outcome), append(at, slog.Any("taints", r.TaintLog))...)
+	}
+}
