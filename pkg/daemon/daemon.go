@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -63,8 +64,9 @@ func New(o Options) (*Daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Daemon{o: o, log: o.Log, counters: counters.NewFS("/sys"), client: control.NewClient(), cfg: cfg, guard: &peerGuard{},
+	d := &Daemon{o: o, log: o.Log, counters: counters.NewFS("/sys"), client: control.NewClientFrom(ownAddress(cfg)), cfg: cfg, guard: &peerGuard{},
 		light: semaphore.NewWeighted(maxLight), journal: journal{log: o.Log}}
+	_ = os.MkdirAll(LockDir, 0o755) // the gate says if it can't be used
 	gate := schedule.NewGate(schedule.GateOptions{Dir: LockDir, Log: o.Log})
 	d.node = probe.NewNode(cfg.Node.Name, gate, probe.NewMeter(d.counters), o.Log)
 	d.node.Use = d.use
@@ -96,6 +98,19 @@ func New(o Options) (*Daemon, error) {
 
 func limits(c *config.Config) probe.Limits {
 	return probe.Limits{Sessions: c.Limits.Sessions, Memory: c.Limits.Memory, Message: c.Limits.Message, Lease: c.Limits.Lease}
+}
+
+// ownAddress is the address to call peers from: the one that they call, if the configuration names it. Else the kernel
+// chooses (nil).
+func ownAddress(c *config.Config) net.IP {
+	host, _, err := net.SplitHostPort(c.Control.Listen)
+	if err != nil {
+		return nil
+	}
+	if ip := net.ParseIP(host); ip != nil && !ip.IsUnspecified() && !ip.IsLoopback() {
+		return ip
+	}
+	return nil
 }
 
 // config is the configuration in force.

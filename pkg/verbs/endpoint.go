@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // intervalNS is the length of the intervals over which minimum and maximum bandwidth are taken.
@@ -270,18 +272,7 @@ func (e *Endpoint) Run(ctx context.Context, s RunSpec) RunResult {
 		e.Stop()
 		close(done)
 	})
-	switch {
-	case s.Role == Source:
-		C.rb_run_bw_source(e.c, &r, e.ctl)
-	case s.Role == Sink:
-		C.rb_run_bw_sink(e.c, &r, e.ctl)
-	case e.spec.Op.OneSided():
-		C.rb_run_lat_operation(e.c, &r, e.ctl)
-	case e.spec.Op == Write:
-		C.rb_run_lat_memory(e.c, &r, e.ctl)
-	default:
-		C.rb_run_lat_message(e.c, &r, e.ctl)
-	}
+	onCPU(s.CPU, func() { e.loop(s.Role, &r) })
 	if !unhook() {
 		<-done
 	}
@@ -289,6 +280,40 @@ func (e *Endpoint) Run(ctx context.Context, s RunSpec) RunResult {
 		copy(counts, unsafe.Slice((*int64)(unsafe.Pointer(r.hist)), len(counts)))
 	}
 	return e.result(&r, counts)
+}
+
+func (e *Endpoint) loop(role Role, r *C.struct_rb_run) {
+	switch {
+	case role == Source:
+		C.rb_run_bw_source(e.c, r, e.ctl)
+	case role == Sink:
+		C.rb_run_bw_sink(e.c, r, e.ctl)
+	case e.spec.Op.OneSided():
+		C.rb_run_lat_operation(e.c, r, e.ctl)
+	case e.spec.Op == Write:
+		C.rb_run_lat_memory(e.c, r, e.ctl)
+	default:
+		C.rb_run_lat_message(e.c, r, e.ctl)
+	}
+}
+
+// onCPU calls f on a thread that is bound to one CPU, and gives that thread up afterwards: one that went back to the Go
+// runtime would run other goroutines there. If it can't be bound, f runs all the same.
+func onCPU(cpu int, f func()) {
+	if cpu < 0 {
+		f()
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+		var set unix.CPUSet
+		set.Set(cpu)
+		_ = unix.SchedSetaffinity(0, &set)
+		f()
+	}()
+	<-done
 }
 
 func (e *Endpoint) result(r *C.struct_rb_run, counts []int64) RunResult {

@@ -36,8 +36,8 @@ func Assigned(ifIndex int, addr netip.Addr) bool {
 }
 
 // UsableGIDs picks from a RoCE port's table what a queue pair may use as its source, best first: RoCE v2, an address that
-// assigned says is on the GID's own netdev; IPv4, then global IPv6, then link-local. Indexes are positions that change with
-// every address, so they decide nothing, unless pin is not negative: then only that entry counts.
+// assigned says is on the GID's own netdev; IPv4, then global IPv6, and link-local only if there is nothing else. Indexes are
+// positions that change with every address, so they decide nothing, unless pin is not negative: then only that entry counts.
 //
 // The error is ErrNoGID or ErrGIDNotAssigned, and says which entries were looked at.
 func UsableGIDs(table []GID, assigned func(ifIndex int, addr netip.Addr) bool, pin int) ([]GID, error) {
@@ -54,6 +54,9 @@ func UsableGIDs(table []GID, assigned func(ifIndex int, addr netip.Addr) bool, p
 		}
 	}
 	slices.SortStableFunc(out, func(a, b GID) int { return cmp.Compare(gidRank(a.Addr), gidRank(b.Addr)) })
+	if i := slices.IndexFunc(out, func(g GID) bool { return g.Addr.IsLinkLocalUnicast() }); i > 0 {
+		out = out[:i]
+	}
 	switch {
 	case len(out) > 0:
 		return out, nil

@@ -23,10 +23,10 @@ func TestUsableGIDs(t *testing.T) {
 		want  []int
 		err   error
 	}{
-		{name: "slot 0 is link-local, the usable one behind it", table: []GID{gid(0, "fe80::1", GIDRoCEv2, 3), gid(1, "10.9.0.1", GIDRoCEv2, 3)}, pin: -1, want: []int{1, 0}},
+		{name: "slot 0 is link-local, the usable one behind it", table: []GID{gid(0, "fe80::1", GIDRoCEv2, 3), gid(1, "10.9.0.1", GIDRoCEv2, 3)}, pin: -1, want: []int{1}},
 		{name: "v1 twins are passed over", table: []GID{gid(2, "10.9.0.1", GIDRoCEv1, 3), gid(3, "10.9.0.1", GIDRoCEv2, 3)}, pin: -1, want: []int{3}},
 		{name: "private ranges are as good as any", table: []GID{gid(4, "100.64.0.1", GIDRoCEv2, 3), gid(5, "172.16.4.1", GIDRoCEv2, 3)}, pin: -1, want: []int{4, 5}},
-		{name: "IPv6 only", table: []GID{gid(0, "fe80::1", GIDRoCEv2, 3), gid(7, "fd93::1", GIDRoCEv2, 3)}, pin: -1, want: []int{7, 0}},
+		{name: "IPv6 only", table: []GID{gid(0, "fe80::1", GIDRoCEv2, 3), gid(7, "fd93::1", GIDRoCEv2, 3)}, pin: -1, want: []int{7}},
 		{name: "only link-local", table: []GID{gid(0, "fe80::1", GIDRoCEv2, 3)}, pin: -1, want: []int{0}},
 		{name: "the address was removed", table: []GID{gid(0, "fe80::2", GIDRoCEv2, 3)}, pin: -1, err: ErrGIDNotAssigned},
 		{name: "another namespace's", table: []GID{gid(2, "10.9.0.1", GIDRoCEv2, 9)}, pin: -1, err: ErrGIDNotAssigned},

@@ -152,16 +152,18 @@ static int gid_type(uint32_t t)
 
 int rb_query_gids(struct rb_dev *d, int port, struct rb_gid *out, int cap, int *n)
 {
-	struct ibv_gid_entry *e = calloc((size_t)cap, sizeof *e);
+	struct ibv_gid_entry *e;
 	struct rb_port p;
-	ssize_t have;
+	ssize_t have = -1;
 	int err;
 
 	*n = 0;
+	e = calloc((size_t)cap, sizeof *e);
 	if (!e)
 		return -ENOMEM;
-	/* One call for the table; it holds the used entries of every port. */
-	have = ibv_query_gid_table(d->ctx, e, (size_t)cap, 0);
+	/* One call for the table; it holds the used entries of every port. Only libibverbs' own contexts have what it needs. */
+	if (verbs_get_ctx(d->ctx))
+		have = ibv_query_gid_table(d->ctx, e, (size_t)cap, 0);
 	for (ssize_t i = 0; i < have; i++) {
 		if ((int)e[i].port_num != port || zero_gid(e[i].gid.raw))
 			continue;

@@ -133,34 +133,40 @@ static inline uint64_t fill(struct source *s, struct tx *t, struct rb_run *r)
 	while (room) {
 		/* The tail of a chain: after a partial post, or at the end of the quota. */
 		uint64_t want = (uint64_t)(s->list - t->skip);
-		int last = room == left && room <= want, n, got;
-		uint64_t plain = 0;
+		int last = room == left && room <= want, n, got = 0;
+		uint64_t many = 0;
 
 		if (!last && room < want)
 			break;
 		if (last)
 			want = room;
-		/* The common case, free of all else: whole unsignaled chains up to the next signaled one. */
+		/* The common case, free of all else: whole chains of one kind, up to where the kind changes. */
 		if (!t->skip && !last) {
+			int all_signaled = s->chains_per_signal == 1;
+			struct ibv_send_wr *chain = all_signaled ? t->signaled : t->plain;
 			uint64_t chains = (room - (room == left)) / (uint64_t)s->list;
 
-			if (chains > (uint64_t)(t->until_signal - 1))
+			if (!all_signaled && chains > (uint64_t)(t->until_signal - 1))
 				chains = (uint64_t)(t->until_signal - 1);
-			for (; plain < chains; plain++) {
-				got = post(s, t, t->plain, s->list, r);
-				if (__builtin_expect(got != s->list, 0)) {
-					t->skip = got;
-					t->posted += plain * (uint64_t)s->list + (uint64_t)got;
-					t->until_signal -= (int)plain;
-					return t->posted - before;
-				}
+			for (; many < chains; many++) {
+				got = post(s, t, chain, s->list, r);
+				if (__builtin_expect(got != s->list, 0))
+					break;
+			}
+			t->posted += many * (uint64_t)s->list;
+			if (all_signaled)
+				t->signaled_posted = t->posted;
+			else
+				t->until_signal -= (int)many;
+			if (many < chains) {
+				t->skip = got;
+				t->posted += (uint64_t)got;
+				break;
 			}
 		}
-		if (plain) {
-			t->posted += plain * (uint64_t)s->list;
-			t->until_signal -= (int)plain;
-			room -= plain * (uint64_t)s->list;
-			left -= plain * (uint64_t)s->list;
+		if (many) {
+			room -= many * (uint64_t)s->list;
+			left -= many * (uint64_t)s->list;
 			continue;
 		}
 		n = (int)want;

@@ -1,0 +1,90 @@
+# `make` alone lists the targets. Everything that is built goes into build/.
+SHELL := /bin/bash
+GO ?= go
+BUILD := build
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+PREFIX ?= /usr
+DESTDIR ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## install what building needs (Debian and Ubuntu packages; nothing if it is there)
+	@test/setup gcc make pkg-config libibverbs-dev
+
+.PHONY: setup-test
+setup-test: setup
+	@test/setup ibverbs-utils perftest prometheus:promtool
+
+.PHONY: build
+build: setup ## build the binary
+	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o $(BUILD)/rdmabenchd ./cmd/rdmabenchd
+
+.PHONY: build-lab
+build-lab:
+	$(GO) build -o $(BUILD)/lab ./test/lab
+
+.PHONY: run
+run: build build-lab ## a live fleet: the lab's, or this node's devices with CONFIG=file; DURATION=60s ends by itself
+	@CONFIG="$(CONFIG)" DURATION="$(DURATION)" NODES="$(NODES)" test/run
+
+.PHONY: test
+test: test-go test-rules test-fleet ## prove it all: unit tests, rules and dashboards, and the fleet in the lab
+
+.PHONY: test-go
+test-go: setup-test verbsim ## unit tests with the race detector; the C under sanitizers
+	$(GO) vet ./...
+	$(GO) vet -tags lab ./test/fleet
+	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "gofmt the files above"; exit 1; }
+	$(GO) test -race ./...
+
+.PHONY: verbsim
+verbsim:
+	@$(MAKE) --no-print-directory -C test/verbsim
+
+.PHONY: test-rules
+test-rules: setup-test ## rules by promtool, dashboards against their generator
+	cd tools && $(GO) vet ./... && $(GO) test ./...
+
+.PHONY: test-fleet
+test-fleet: build build-lab ## daemons on real verbs in the lab
+	$(GO) test -c -tags lab -o $(BUILD)/fleet.test ./test/fleet
+	rm -rf $(BUILD)/fleet
+	$(BUILD)/lab exec --nodes 4 --out $(BUILD)/fleet -- $(BUILD)/fleet.test -test.v -test.timeout 20m
+
+.PHONY: bench
+bench: build build-lab ## compare with perftest in the lab; table and build/bench.json
+	$(GO) build -o $(BUILD)/bench ./test/bench
+	$(BUILD)/lab exec --nodes 2 --out $(BUILD)/bench-out -- bash -c '$(BUILD)/bench --out "$$LAB_OUT"'
+	@cp $(BUILD)/bench-out/bench.json $(BUILD)/bench.json
+
+.PHONY: lab-shell
+lab-shell: build build-lab ## a shell in a guest with soft nodes
+	$(BUILD)/lab shell
+
+.PHONY: lab-fault
+lab-fault: build-lab ## make a node of the running lab faulty: NODE=2 FAULT="loss 1%"; FAULT=clear mends it
+	@$(BUILD)/lab fault --node $(NODE) $(FAULT)
+
+.PHONY: docs
+docs: ## generate docs/metrics.md and the dashboards
+	$(GO) test ./pkg/exporter -run 'Docs|Golden' -update
+	cd tools && $(GO) run ./mkdash
+
+.PHONY: lint
+lint: ## golangci-lint, as pinned in tools/go.mod
+	golangci-lint run
+
+.PHONY: install
+install: build ## install the binary, unit and example configuration below DESTDIR
+	install -D -m 755 $(BUILD)/rdmabenchd $(DESTDIR)$(PREFIX)/bin/rdmabenchd
+	install -D -m 644 systemd/rdmabenchd.service $(DESTDIR)$(PREFIX)/lib/systemd/system/rdmabenchd.service
+	install -D -m 644 systemd/rdmabenchd.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/rdmabenchd.conf
+	test -e $(DESTDIR)/etc/rdmabenchd/rdmabenchd.yaml || install -D -m 644 configs/minimal.yaml $(DESTDIR)/etc/rdmabenchd/rdmabenchd.yaml
+
+.PHONY: clean
+clean: ## remove build/
+	rm -rf $(BUILD)
