@@ -27,9 +27,15 @@ const (
 	CallTimeout = 5 * time.Second
 )
 
-// NewClient returns a client.
-func NewClient() *Client {
+// NewClient returns a client whose connections come from whatever address the kernel chooses.
+func NewClient() *Client { return NewClientFrom(nil) }
+
+// NewClientFrom returns a client that calls from one address of this host, so that peers see the one they know it by.
+func NewClientFrom(ip net.IP) *Client {
 	d := &net.Dialer{Timeout: DialTimeout, KeepAlive: 15 * time.Second}
+	if ip != nil {
+		d.LocalAddr = &net.TCPAddr{IP: ip}
+	}
 	tr := &http.Transport{
 		DialContext: d.DialContext, MaxIdleConnsPerHost: 4, MaxIdleConns: 256, IdleConnTimeout: idleTimeout - 30*time.Second,
 		MaxResponseHeaderBytes: maxHeader, DisableCompression: true,
@@ -50,11 +56,22 @@ type Session struct {
 	id   string
 }
 
+// Hello finds out whether a responder is at addr (host:port), and which: cheap, and before anything is taken for it. Its
+// error is always an *Error.
+func (c *Client) Hello(ctx context.Context, addr string) (*Hello, error) {
+	s := &Session{c: c, addr: addr}
+	var h Hello
+	if err := s.call(ctx, http.MethodGet, "/v1/hello", nil, &h, true); err != nil {
+		return nil, err
+	}
+	return &h, nil
+}
+
 // Open opens a session at addr (host:port). Its error is always an *Error.
 func (c *Client) Open(ctx context.Context, addr string, req *OpenRequest) (*Session, *OpenReply, error) {
 	s := &Session{c: c, addr: addr, id: req.ID}
 	var rep OpenReply
-	if err := s.call(ctx, http.MethodPost, "", req, &rep, true); err != nil {
+	if err := s.call(ctx, http.MethodPost, sessions, req, &rep, true); err != nil {
 		return nil, nil, err
 	}
 	if err := rep.Validate(req); err != nil {
@@ -78,18 +95,18 @@ func (s *Session) invalid(err error) *Error {
 
 // Run readies the responder for one message size.
 func (s *Session) Run(ctx context.Context, r RunRequest) error {
-	return s.call(ctx, http.MethodPost, "/run", r, nil, false)
+	return s.call(ctx, http.MethodPost, s.path("/run"), r, nil, false)
 }
 
 // Mark is the barrier before the timed part.
 func (s *Session) Mark(ctx context.Context) error {
-	return s.call(ctx, http.MethodPost, "/mark", nil, nil, false)
+	return s.call(ctx, http.MethodPost, s.path("/mark"), nil, nil, false)
 }
 
 // Finish is the barrier after the timed part.
 func (s *Session) Finish(ctx context.Context, r FinishRequest) (*FinishReply, error) {
 	var rep FinishReply
-	if err := s.call(ctx, http.MethodPost, "/finish", r, &rep, false); err != nil {
+	if err := s.call(ctx, http.MethodPost, s.path("/finish"), r, &rep, false); err != nil {
 		return nil, err
 	}
 	if err := rep.Validate(); err != nil {
@@ -100,13 +117,17 @@ func (s *Session) Finish(ctx context.Context, r FinishRequest) (*FinishReply, er
 
 // Renew keeps the lease.
 func (s *Session) Renew(ctx context.Context) error {
-	return s.call(ctx, http.MethodPost, "/renew", nil, nil, false)
+	return s.call(ctx, http.MethodPost, s.path("/renew"), nil, nil, false)
 }
 
 // Close frees the responder's side.
 func (s *Session) Close(ctx context.Context) error {
-	return s.call(ctx, http.MethodDelete, "", nil, nil, false)
+	return s.call(ctx, http.MethodDelete, s.path(""), nil, nil, false)
 }
+
+const sessions = "/v1/sessions"
+
+func (s *Session) path(call string) string { return sessions + "/" + s.id + call }
 
 // call makes one round trip. opening tells whether the peer is known to be there: until then silence is a failed handshake,
 // later it is a peer that stopped answering.
@@ -120,14 +141,10 @@ func (s *Session) call(ctx context.Context, method, path string, in, out any, op
 			return &Error{Reason: ReasonBadHandshake, Scope: "local", Detail: err.Error()}
 		}
 	}
-	target := "http://" + s.addr + "/v1/sessions"
-	if !opening {
-		target += "/" + s.id + path
-	}
 	_, _, err := net.SplitHostPort(s.addr)
 	var req *http.Request
 	if err == nil {
-		req, err = http.NewRequestWithContext(ctx, method, target, bytes.NewReader(body))
+		req, err = http.NewRequestWithContext(ctx, method, "http://"+s.addr+path, bytes.NewReader(body))
 	}
 	if err != nil {
 		return &Error{Reason: ReasonDNS, Scope: "local", Detail: fmt.Sprintf("peer address %q: %s", s.addr, unwrapURL(err))}
@@ -175,6 +192,7 @@ func (s *Session) classify(ctx context.Context, err error, opening bool) error {
 	var op *net.OpError
 	dialing := errors.As(err, &op) && op.Op == "dial"
 	timeout := errors.Is(err, context.DeadlineExceeded) || (op != nil && op.Timeout()) || ctx.Err() != nil
+	e.Silent = timeout
 	switch {
 	case errors.As(err, &dns) || errors.As(err, &addr):
 		e.Reason, e.Scope = ReasonDNS, "local"

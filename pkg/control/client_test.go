@@ -183,6 +183,8 @@ func TestPeersThatMisbehave(t *testing.T) {
 						}
 					} else if e := reason(t, err); e.Reason != want || e.Scope != "peer" || e.FromPeer || !strings.Contains(e.Detail, "peer:18516") {
 						t.Errorf("%+v, want %s of the peer, naming its address", e, want)
+					} else if e.Silent != (tt.open == ReasonHandshakeTimeout) {
+						t.Errorf("%+v: nobody answered: %t", e, e.Silent)
 					}
 					c.CloseIdle()
 					p.Close()
@@ -209,6 +211,31 @@ func serveAll(p *pipes, how answer) {
 			}
 		}()
 	}
+}
+
+// A redirect leads nowhere, even to a peer that would answer.
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	l := listen(t)
+	good := goodReply(t)
+	h := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/elsewhere" {
+			_, _ = io.WriteString(w, good)
+			return
+		}
+		http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect)
+	})}
+	served := make(chan error)
+	go func() { served <- h.Serve(l) }()
+	c := NewClient()
+	_, _, err := c.Open(t.Context(), l.Addr().String(), openRequest())
+	if err == nil {
+		t.Error("followed")
+	} else if e := reason(t, err); e.Reason != ReasonBadHandshake {
+		t.Errorf("%+v", e)
+	}
+	c.CloseIdle()
+	h.Close()
+	<-served
 }
 
 // A reply that can't be used still stands for a session on the peer: it is closed.

@@ -1,5 +1,6 @@
 // Package control is the channel over which two daemons agree on a session: HTTP and JSON under the prefix /v1/.
 //
+//	GET    /v1/hello                  whether anybody is there, and who
 //	POST   /v1/sessions               open: admission, and the endpoints of both ends
 //	POST   /v1/sessions/{id}/run      ready the responder for one message size, its loop started where the op needs one
 //	POST   /v1/sessions/{id}/mark     barrier: the warm-up is over, counters are read

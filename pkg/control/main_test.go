@@ -45,6 +45,10 @@ func (f *fakeService) seen() []call {
 	return append([]call{}, f.calls...)
 }
 
+func (f *fakeService) Hello(context.Context) (*Hello, error) {
+	return &Hello{Minor: Minor, Instance: "fake", Node: "fake"}, f.err
+}
+
 func (f *fakeService) Open(ctx context.Context, r *OpenRequest) (*OpenReply, error) {
 	if err := f.called(ctx, "open", r.ID, r); err != nil {
 		return nil, err

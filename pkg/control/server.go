@@ -31,6 +31,7 @@ const (
 
 // Service is the responder behind a Server. Its errors are *Error where the initiator may learn the reason.
 type Service interface {
+	Hello(ctx context.Context) (*Hello, error)
 	Open(ctx context.Context, r *OpenRequest) (*OpenReply, error)
 	Run(ctx context.Context, id string, r *RunRequest) error
 	Mark(ctx context.Context, id string) error
@@ -75,6 +76,9 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/hello", s.call(func(ctx context.Context, _ string, _ []byte) (any, error) {
+		return s.Service.Hello(ctx)
+	}))
 	mux.HandleFunc("POST /v1/sessions", s.call(func(ctx context.Context, _ string, body []byte) (any, error) {
 		var r OpenRequest
 		if err := decode(body, &r); err != nil {

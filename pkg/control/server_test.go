@@ -324,6 +324,9 @@ func TestSlowClientsAreLetGo(t *testing.T) {
 				tt.send(c)
 				<-closed
 				noLater(t, began, tt.limit+time.Second) // and a little for lingering over unread bytes
+				if took := time.Since(began); took < tt.limit-time.Second {
+					t.Errorf("let go after %s already, want %s", took, tt.limit)
+				}
 				if got := len(f.seen()); got != tt.calls {
 					t.Errorf("%d calls reached the service, want %d", got, tt.calls)
 				}

@@ -49,6 +49,7 @@ type Error struct {
 	// Scope is local, path or peer as found on the way; empty if the peer spoke: it does not say who is to blame.
 	Scope    string `json:"-"`
 	FromPeer bool   `json:"-"` // the peer said so
+	Silent   bool   `json:"-"` // nobody answered in time: a peer that is gone, a host that is, or a path
 }
 
 func (e *Error) Error() string { return e.Reason + ": " + e.Detail }
@@ -108,11 +109,26 @@ type Endpoint struct {
 	RateBPS    uint64 `json:"rate,omitzero"` // line rate, bytes per second; 0: unknown
 }
 
+// Source names the port that an initiator probes from.
+type Source struct {
+	Device string `json:"device"`
+	Port   int    `json:"port"`
+}
+
+// Hello is what a responder says of itself before anything is asked of it.
+type Hello struct {
+	Minor    int    `json:"minor"`
+	Instance string `json:"instance"`
+	Node     string `json:"node"`
+}
+
 // OpenRequest asks for a session. The session's parameters are the initiator's; the responder's limits decide.
 type OpenRequest struct {
 	Minor    int    `json:"minor"`
 	ID       string `json:"id"`       // 16 bytes, hex; fresh for each session
 	Instance string `json:"instance"` // of the initiator's process, so that nobody probes itself
+	Host     string `json:"host"`     // boot id of the initiator's kernel; empty: unknown
+	Source   Source `json:"source"`   // the initiator's port
 	Node     string `json:"node"`     // the initiator's name, for logs
 	Probe    string `json:"probe"`
 	Rail     string `json:"rail,omitempty"`
@@ -144,6 +160,7 @@ type OpenRequest struct {
 type OpenReply struct {
 	Minor        int      `json:"minor"`
 	Instance     string   `json:"instance"`
+	Host         string   `json:"host"`
 	Node         string   `json:"node"`
 	Device       string   `json:"device"`
 	Port         int      `json:"port"`
@@ -265,6 +282,9 @@ func (r *OpenRequest) Validate() error {
 	c.name("transport", r.Transport)
 	c.name("op", r.Op)
 	c.that(r.Kind != "" && r.Transport != "" && r.Op != "", "kind %q, transport %q, op %q: one is missing", r.Kind, r.Transport, r.Op)
+	c.name("host", r.Host)
+	c.name("source device", r.Source.Device)
+	c.within("source port", r.Source.Port, 0, 255)
 	c.within("port", r.Port, 0, 255)
 	c.within("max_msg", r.MaxMsg, 1, MaxMessage)
 	c.within("rx_depth", r.RxDepth, 0, 1<<16)
@@ -290,6 +310,7 @@ func (r *OpenReply) Validate(req *OpenRequest) error {
 	var c checker
 	c.within("minor", r.Minor, 0, math.MaxUint16)
 	c.name("instance", r.Instance)
+	c.name("host", r.Host)
 	c.name("node", r.Node)
 	c.name("device", r.Device)
 	c.within("port", r.Port, 1, 255)

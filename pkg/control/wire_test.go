@@ -112,6 +112,9 @@ func TestOpenRequestValidate(t *testing.T) {
 		{"long id", "session id", func(r *OpenRequest) { r.ID = strings.Repeat("0f", 1<<16) }},
 		{"negative minor", "minor", func(r *OpenRequest) { r.Minor = -1 }},
 		{"long instance", "instance", func(r *OpenRequest) { r.Instance = long }},
+		{"long host", "host", func(r *OpenRequest) { r.Host = long }},
+		{"long source device", "source device", func(r *OpenRequest) { r.Source.Device = long }},
+		{"source port 256", "source port", func(r *OpenRequest) { r.Source.Port = 256 }},
 		{"long node", "node", func(r *OpenRequest) { r.Node = long }},
 		{"node that steers a terminal", "node", func(r *OpenRequest) { r.Node = "\x1b[2J" }},
 		{"long probe", "probe", func(r *OpenRequest) { r.Probe = long }},
@@ -207,6 +210,7 @@ func TestOpenReplyValidate(t *testing.T) {
 	tests := []test{
 		{"negative minor", "minor", func(r *OpenReply) { r.Minor = -1 }},
 		{"long instance", "instance", func(r *OpenReply) { r.Instance = strings.Repeat("x", MaxName+1) }},
+		{"long host", "host", func(r *OpenReply) { r.Host = strings.Repeat("x", MaxName+1) }},
 		{"long node", "node", func(r *OpenReply) { r.Node = strings.Repeat("x", MaxName+1) }},
 		{"device that steers a terminal", "device", func(r *OpenReply) { r.Device = "\x1b]0;owned\a" }},
 		{"no port", "port", func(r *OpenReply) { r.Port = 0 }},

@@ -3,6 +3,7 @@ package probe
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -41,7 +42,9 @@ func fromControl(stage Stage, err error) *failure {
 	f := &failure{stage: stage, reason: Reason(e.Reason), scope: Scope(e.Scope), detail: e.Detail}
 	switch f.reason {
 	case DNS:
-		f.stage = StageResolve
+		if !e.FromPeer {
+			f.stage = StageResolve
+		}
 	case Refused, Unreachable, HandshakeTimeout, BadHandshake, VersionSkew:
 		if stage == StageAdmit {
 			f.stage = StageConnect
@@ -53,12 +56,12 @@ func fromControl(stage Stage, err error) *failure {
 	case Busy, Paused:
 		f.skipped = true
 		f.reason = BusyPort
-	case Self:
-		f.skipped = true
+	default:
+		f.skipped = slices.Contains(SkipReasons, f.reason)
 	}
 	switch {
 	case f.scope == ScopeLocal || f.scope == ScopePath || f.scope == ScopePeer:
-	case f.reason == GIDMismatch || f.reason == MTUMismatch:
+	case f.reason == GIDMismatch || f.reason == MTUMismatch || f.reason == Unreachable:
 		f.scope = ScopePath
 	default:
 		f.scope = ScopePeer

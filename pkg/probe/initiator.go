@@ -64,7 +64,7 @@ func (i *Initiator) Probe(ctx context.Context, spec Spec, to Target, device stri
 		r.Outcome = OK
 		r.taint()
 	default:
-		if ctx.Err() != nil && !f.skipped {
+		if ctx.Err() != nil {
 			f = skip(f.stage, Cancelled, ScopeLocal, "cancelled: %s", context.Cause(ctx))
 		}
 		r.Outcome = Failed
@@ -85,16 +85,23 @@ func (i *Initiator) attempts(ctx context.Context, spec Spec, to Target, r *Resul
 	patience := time.Now().Add(spec.Wait)
 	for {
 		f, retry := i.attempt(ctx, spec, to, r, patience)
-		if retry == 0 || time.Now().Add(retry).After(patience) {
+		if retry == 0 {
 			return f
 		}
 		asked := time.Now()
+		pause := retry/2 + rand.N(retry)
+		if asked.Add(pause).After(patience) {
+			return f
+		}
 		select {
 		case <-ctx.Done():
 			return f
-		case <-time.After(retry/2 + rand.N(retry)):
+		case <-time.After(pause):
 		}
 		r.Waited += time.Since(asked).Seconds()
+		if time.Now().After(patience) { // a late timer: it was the peer that was busy
+			return f
+		}
 	}
 }
 
@@ -109,6 +116,14 @@ func (i *Initiator) attempt(ctx context.Context, spec Spec, to Target, r *Result
 	}
 	if f != nil {
 		return f, 0
+	}
+	// Whether anybody is there is found out before the port is taken: a dead peer must not keep others waiting for it.
+	hello, err := i.Client.Hello(ctx, to.Address)
+	switch {
+	case err != nil:
+		return i.unanswered(port, fromControl(StageAdmit, err)), 0
+	case hello.Instance == i.Node.Instance:
+		return skip(StageAdmit, Self, ScopeLocal, "%s at %s is this process itself", to.Name, to.Address), 0
 	}
 	asked := time.Now()
 	release, err := i.Node.acquire(ctx, port, spec.Heavy(), patience)
@@ -129,6 +144,15 @@ func (i *Initiator) attempt(ctx context.Context, spec Spec, to Target, r *Result
 }
 
 var errDeadline = errors.New("the session's deadline passed")
+
+// unanswered looks behind a peer that was not reached: a node whose own address is gone reaches nobody.
+func (i *Initiator) unanswered(port *LocalPort, f *failure) *failure {
+	if (f.reason == GIDMismatch || f.scope == ScopeLocal) && len(port.GIDs) > 0 && onlyLinkLocal(port.GIDs) {
+		f.reason, f.scope = NoGID, ScopeLocal
+		f.detail = fmt.Sprintf("%s port %d has no GID but link-local ones: is the netdev's address gone? (%s)", port.Device, port.Port, f.detail)
+	}
+	return f
+}
 
 // initiation is the initiator's side of one session.
 type initiation struct {
@@ -180,11 +204,12 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 	}
 	psn := randomPSNs(spec.QPs)
 	s.req = &control.OpenRequest{
-		Minor: control.Minor, ID: newID(), Instance: s.i.Node.Instance, Node: s.i.Node.Name, Probe: spec.Name, Rail: s.port.Rail,
+		Minor: control.Minor, ID: newID(), Instance: s.i.Node.Instance, Host: s.i.Node.host,
+		Source: control.Source{Device: s.port.Device, Port: s.port.Port}, Node: s.i.Node.Name, Probe: spec.Name, Rail: s.port.Rail,
 		Device: s.to.Device, Port: s.to.Port, Kind: string(spec.Kind), Transport: string(spec.Transport), Op: string(spec.Op),
 		Exclusive: spec.Heavy() || s.port.software, MaxMsg: es.MaxMsg, RxDepth: spec.RxDepth, MTU: spec.MTU, Deadline: spec.Deadline.Seconds(), Lease: leaseWanted.Seconds(),
 		ServiceLevel: spec.ServiceLevel, TrafficClass: spec.TrafficClass, FlowLabel: spec.FlowLabel,
-		Timeout: s.port.timeout(spec.Timeout), Retries: spec.Retries, RNRRetry: spec.RNRRetry,
+		Timeout: s.port.timeout(spec.Timeout), Retries: max(0, spec.Retries), RNRRetry: max(0, spec.RNRRetry),
 		GIDs: wireGIDs(s.port.GIDs), Endpoint: s.port.wireEndpoint(s.ep.Address(psn)),
 	}
 	session, rep, err := s.i.Client.Open(ctx, s.to.Address, s.req)
@@ -194,10 +219,13 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 		if errors.As(err, &e) && e.Reason == string(Busy) {
 			return f, max(seconds(e.RetryAfter), busyPause)
 		}
-		return f, 0
+		return s.i.unanswered(s.port, f), 0
 	}
 	s.session, s.rep = session, rep
 	s.r.PeerDev, s.r.PeerPort, s.r.MTU = &rep.Device, &rep.Port, &rep.MTU
+	if rep.Host != "" && rep.Host == s.req.Host {
+		s.r.Path = "same_node"
+	}
 	if own := s.port.State.ActiveMTU; spec.MTU == 0 && (rep.MTU < own || rep.MTU < rep.Endpoint.ActiveMTU) {
 		s.r.mtuReduced = max(own, rep.Endpoint.ActiveMTU)
 	}
@@ -307,6 +335,9 @@ func (s *initiation) lost(ctx context.Context, stage Stage, err error) *failure 
 	if errors.Is(context.Cause(ctx), errDeadline) {
 		return fail(stage, Timeout, ScopePeer, "%s while %s was asked", errDeadline, s.to.Name)
 	}
+	if e, ok := errors.AsType[*control.Error](context.Cause(ctx)); ok {
+		err = e // the lease could not be renewed
+	}
 	return fromControl(stage, err)
 }
 
@@ -361,7 +392,7 @@ func (s *initiation) blame(ctx context.Context, f *failure) *failure {
 	rep, err := s.session.Finish(ask, control.FinishRequest{Failed: true})
 	if err != nil {
 		var e *control.Error
-		answered := errors.As(err, &e) && (e.FromPeer || e.Reason == control.ReasonRefused) // its host did, but the session is gone
+		answered := errors.As(err, &e) && !e.Silent && e.Reason != control.ReasonUnreachable // its host did, but the session is gone
 		if answered || f.reason == Timeout {
 			// In the second case its device still acknowledged: the path is there, and nobody behind it.
 			return fail(StageRun, PeerUnresponsive, ScopePeer, "%s (%s: %s)", err, f.reason, f.detail)

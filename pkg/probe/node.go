@@ -16,6 +16,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
 
@@ -45,16 +46,25 @@ type Node struct {
 	// Instance identifies this process in handshakes. NewNode makes it.
 	Instance string
 
+	host     string                   // boot id of this kernel
+	software func(device string) bool // isSoftware, but in tests
+
 	mu   sync.Mutex
 	open map[string]*verbs.Device
 }
 
 // NewNode returns a Node that may use every device. Close it.
 func NewNode(name string, gate Gate, meter Meter, log *slog.Logger) *Node {
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // empty: no peer is taken for this host
 	return &Node{
-		Name: name, Gate: gate, Meter: meter, Log: log, Instance: newID(),
-		Use: func(string) bool { return true }, GIDIndex: func() int { return -1 }, open: map[string]*verbs.Device{},
+		host: strings.TrimSpace(string(boot)), Name: name, Gate: gate, Meter: meter, Log: log, Instance: newID(),
+		Use: func(string) bool { return true }, GIDIndex: func() int { return -1 }, software: isSoftware, open: map[string]*verbs.Device{},
 	}
+}
+
+// loops reports whether a session's initiator is on this very port, which it then holds at the gate for both ends.
+func (n *Node) loops(r *control.OpenRequest, p *LocalPort) bool {
+	return n.host != "" && r.Host == n.host && r.Source.Device == p.Device && r.Source.Port == p.Port
 }
 
 // newID returns 16 random bytes in hex.
@@ -109,7 +119,7 @@ func (n *Node) scan(only string) ([]LocalPort, error) {
 		}
 		for num := 1; num <= dev.Caps().Ports; num++ {
 			if only == "" || only == info.Name {
-				p := LocalPort{Device: info.Name, Port: num, Rail: strconv.Itoa(rail), dev: dev, software: isSoftware(info.Name)}
+				p := LocalPort{Device: info.Name, Port: num, Rail: strconv.Itoa(rail), dev: dev, software: n.software(info.Name)}
 				n.inspect(&p, info)
 				out = append(out, p)
 			}
@@ -260,6 +270,7 @@ func isSoftware(device string) bool {
 
 // compareNatural orders mlx5_2 before mlx5_10.
 func compareNatural(a, b string) int {
+	tie := 0 // of equal numbers, the one with fewer zeros in front
 	for a != "" && b != "" {
 		da, db := digits(a), digits(b)
 		if da > 0 && db > 0 {
@@ -267,6 +278,7 @@ func compareNatural(a, b string) int {
 			if c := cmp.Or(cmp.Compare(len(x), len(y)), cmp.Compare(x, y)); c != 0 {
 				return c
 			}
+			tie = cmp.Or(tie, cmp.Compare(da, db))
 			a, b = a[da:], b[db:]
 			continue
 		}
@@ -275,7 +287,7 @@ func compareNatural(a, b string) int {
 		}
 		a, b = a[1:], b[1:]
 	}
-	return cmp.Compare(len(a), len(b))
+	return cmp.Or(cmp.Compare(len(a), len(b)), tie)
 }
 
 func digits(s string) int {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 // Limits are what a responder grants, whatever it is asked for.
 type Limits struct {
 	Sessions int           // at a time
-	Memory   int64         // registered for all of them, bytes
+	Memory   int64         // for the buffers and queues of all of them, bytes
 	Message  int           // largest message, bytes
 	Lease    time.Duration // longest silence of an initiator
 }
@@ -83,6 +84,7 @@ type response struct {
 	lease   time.Duration
 	expiry  *time.Timer
 	memory  int64
+	heavy   bool // whatever the initiator says, what fills the link does not share it
 	release func()
 
 	calls sync.Mutex // one call of a session at a time
@@ -92,8 +94,13 @@ type response struct {
 	ended bool
 }
 
+// Hello says who answers here.
+func (r *Responder) Hello(context.Context) (*control.Hello, error) {
+	return &control.Hello{Minor: control.Minor, Instance: r.node.Instance, Node: r.node.Name}, nil
+}
+
 // Open admits a session and makes this end ready to answer.
-func (r *Responder) Open(_ context.Context, req *control.OpenRequest) (*control.OpenReply, error) {
+func (r *Responder) Open(ctx context.Context, req *control.OpenRequest) (*control.OpenReply, error) {
 	kind, transport, op := Kind(req.Kind), verbs.Transport(req.Transport), verbs.Op(req.Op)
 	probe := Spec{Kind: kind, Transport: transport, Op: op, QPs: len(req.Endpoint.QPs)}.WithDefaults()
 	if err := probe.Validate(); err != nil {
@@ -104,7 +111,7 @@ func (r *Responder) Open(_ context.Context, req *control.OpenRequest) (*control.
 	}
 	es := endpointSpec(kind, transport, op, false, 0, len(req.Endpoint.QPs), req.MaxMsg, req.RxDepth)
 	s := &response{
-		r: r, req: req, memory: 2 * int64(es.QPs) * int64(es.MaxMsg), release: func() {},
+		r: r, req: req, memory: footprint(es), heavy: req.Exclusive || probe.Heavy(), release: func() {},
 		log: r.node.Log.With(slog.String("session", req.ID), slog.String("initiator", req.Node), slog.String("probe", req.Probe)),
 	}
 	if err := r.admit(s); err != nil {
@@ -115,7 +122,19 @@ func (r *Responder) Open(_ context.Context, req *control.OpenRequest) (*control.
 		s.end("refused")
 		return nil, err
 	}
+	if ctx.Err() != nil { // nobody is there to hear of it
+		s.end("initiator left")
+		return nil, &control.Error{Reason: string(BadHandshake), Detail: "the connection is gone"}
+	}
 	return rep, nil
+}
+
+// footprint is about what an endpoint takes: registered pages, two halves for each QP, and entries of its queues.
+func footprint(es verbs.EndpointSpec) int64 {
+	const entry = 128
+	page := int64(os.Getpagesize())
+	half := (int64(es.MaxMsg)/page + 1) * page
+	return int64(es.QPs) * (2*half + entry*int64(es.TxDepth+es.RxDepth))
 }
 
 // admit takes a place for the session, with its lease running.
@@ -152,7 +171,10 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 	if err != nil {
 		return nil, err
 	}
-	release, ok := n.Gate.TryAcquire(port.Key(), s.req.Exclusive)
+	release, ok := func() {}, true
+	if !n.loops(s.req, port) {
+		release, ok = n.Gate.TryAcquire(port.Key(), s.heavy || port.software)
+	}
 	if !ok {
 		return nil, &control.Error{Reason: string(Busy), Detail: fmt.Sprintf("%s port %d of %s is in use", port.Device, port.Port, n.Name), RetryAfter: busyRetry}
 	}
@@ -163,7 +185,7 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 	}
 	psn := randomPSNs(es.QPs)
 	rep := &control.OpenReply{
-		Minor: control.Minor, Instance: n.Instance, Node: n.Name, Device: port.Device, Port: port.Port, Lease: s.lease.Seconds(),
+		Minor: control.Minor, Instance: n.Instance, Host: n.host, Node: n.Name, Device: port.Device, Port: port.Port, Lease: s.lease.Seconds(),
 		MTU:      min(port.State.ActiveMTU, s.req.Endpoint.ActiveMTU),
 		Endpoint: port.wireEndpoint(s.ep.Address(psn)),
 	}
@@ -217,7 +239,9 @@ func (n *Node) choosePort(req *control.OpenRequest) (port *LocalPort, own *verbs
 		if p.State.LinkLayer == verbs.Ethernet || p.State.GRHRequired || len(offered) > 0 {
 			a, b, ok := verbs.MatchGIDs(p.GIDs, offered)
 			if !ok {
-				reason = GIDMismatch
+				if reason = GIDMismatch; onlyLinkLocal(p.GIDs) && !onlyLinkLocal(offered) {
+					reason = NoGID
+				}
 				why = append(why, fmt.Sprintf("%s has GIDs %v, the initiator %v", p.Device, p.GIDs, req.GIDs))
 				continue
 			}

@@ -14,11 +14,11 @@ import (
 
 // What both roles of a session do alike: an endpoint on a port, its address on the wire, the path they agreed on.
 
-// yieldAfter is how many empty polls a loop over a software device makes before it lets others have the CPU: the packets
-// are moved by the kernel on these same cores.
-const yieldAfter = 256
+// yieldAfter is how long a loop over a software device idles before it lets others have the CPU: the packets are moved by
+// the kernel on these same cores.
+const yieldAfter = 100 * time.Microsecond
 
-func (p *LocalPort) yield() int {
+func (p *LocalPort) yield() time.Duration {
 	if p.software {
 		return yieldAfter
 	}
@@ -151,6 +151,17 @@ func (p *LocalPort) gidIndex(g *control.GID) int {
 		}
 	}
 	return -1
+}
+
+// onlyLinkLocal reports whether an end has lost, or never had, an address that is good beyond its link. Two such ends may
+// well talk; one of them and one with an address can't, and it is the former that lacks something.
+func onlyLinkLocal(gids []verbs.GID) bool {
+	for _, g := range gids {
+		if !g.Addr.IsLinkLocalUnicast() {
+			return false
+		}
+	}
+	return true
 }
 
 // recheck looks whether a run that failed did so because of this end: the device is gone, the port went down, or the GID in

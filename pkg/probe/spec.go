@@ -84,7 +84,8 @@ const (
 	stall = 3 * time.Second
 )
 
-// WithDefaults returns the spec with every zero field that has a default replaced by it.
+// WithDefaults returns the spec with every zero field that has a default replaced by it. Negatives that mean none stay, so
+// that it may be called again.
 func (s Spec) WithDefaults() Spec {
 	def := func(v *int, d int) {
 		if *v == 0 {
@@ -121,7 +122,6 @@ func (s Spec) WithDefaults() Spec {
 		def(&s.RxDepth, defaultRxDepth)
 		def(&s.Warmup, s.TxDepth)
 	}
-	s.Warmup = max(0, s.Warmup)
 	def(&s.QPs, 1)
 	def(&s.PostList, 1)
 	if s.CQMod == 0 {
@@ -134,7 +134,6 @@ func (s Spec) WithDefaults() Spec {
 	}
 	def(&s.Retries, defaultRetries)
 	def(&s.RNRRetry, defaultRNRRetry)
-	s.Retries, s.RNRRetry = max(0, s.Retries), max(0, s.RNRRetry)
 	if s.Deadline == 0 {
 		s.Deadline = minDeadline + time.Duration(len(s.Sizes))*(2*s.Duration+time.Second)
 	}
@@ -173,16 +172,12 @@ func (s Spec) Validate() error {
 		return errors.New("iterations, duration and deadline can't be negative")
 	case s.Duration >= s.Deadline:
 		return fmt.Errorf("deadline %s must be longer than the duration %s", s.Deadline, s.Duration)
+	case s.Deadline > deadlineOf:
+		return fmt.Errorf("deadline %s: a session may last at most %s", s.Deadline, deadlineOf)
 	case s.Kind == Latency && s.QPs != 1:
 		return fmt.Errorf("latency is measured on one QP, not %d", s.QPs)
 	case s.Kind == Latency && s.PostList != 1:
 		return fmt.Errorf("latency posts one work request at a time, not a list of %d", s.PostList)
-	case s.PostList > s.TxDepth:
-		return fmt.Errorf("post list %d is longer than the tx depth %d", s.PostList, s.TxDepth)
-	case s.CQMod > s.TxDepth:
-		return fmt.Errorf("CQ moderation %d is above the tx depth %d: the queue would fill before a completion", s.CQMod, s.TxDepth)
-	case s.CQMod%s.PostList != 0:
-		return fmt.Errorf("CQ moderation %d must be a multiple of the post list %d", s.CQMod, s.PostList)
 	}
 	for _, r := range []struct {
 		what      string
@@ -191,17 +186,27 @@ func (s Spec) Validate() error {
 		{"QPs", s.QPs, 1, control.MaxQPs},
 		{"tx depth", s.TxDepth, 1, 1 << 16},
 		{"rx depth", s.RxDepth, 1, 1 << 16},
+		{"post list", s.PostList, 1, 1 << 16},
+		{"CQ moderation", s.CQMod, 1, 1 << 16},
 		{"inline size", s.Inline, 0, 1 << 16},
 		{"service level", s.ServiceLevel, 0, 15},
 		{"traffic class", s.TrafficClass, 0, 255},
 		{"flow label", s.FlowLabel, 0, 1<<20 - 1},
 		{"QP timeout", s.Timeout, 0, 31},
-		{"retries", s.Retries, 0, 7},
-		{"RNR retries", s.RNRRetry, 0, 7},
+		{"retries", max(0, s.Retries), 0, 7},
+		{"RNR retries", max(0, s.RNRRetry), 0, 7},
 	} {
 		if r.v < r.lo || r.v > r.hi {
 			return fmt.Errorf("%s %d is out of range %d to %d", r.what, r.v, r.lo, r.hi)
 		}
+	}
+	switch { // of numbers that are in range
+	case s.PostList > s.TxDepth:
+		return fmt.Errorf("post list %d is longer than the tx depth %d", s.PostList, s.TxDepth)
+	case s.CQMod > s.TxDepth:
+		return fmt.Errorf("CQ moderation %d is above the tx depth %d: the queue would fill before a completion", s.CQMod, s.TxDepth)
+	case s.CQMod%s.PostList != 0:
+		return fmt.Errorf("CQ moderation %d must be a multiple of the post list %d", s.CQMod, s.PostList)
 	}
 	for _, size := range s.Sizes {
 		if size < 1 || size > control.MaxMessage {

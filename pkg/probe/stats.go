@@ -20,14 +20,17 @@ func latencyStats(l *verbs.Latency, measure string) (*LatencyStats, *hdrhistogra
 	}
 	// A bucket stands for a range, and the mean is not rounded to whole nanoseconds: neither may pass the true extremes.
 	s.Mean = min(max(s.Mean, s.Min), s.Max)
-	quantile := func(percent float64) *float64 {
-		if float64(l.Samples)*(100-percent) < 100-1e-9 {
+	quantile := func(permille int64) *float64 {
+		if l.Samples*(1000-permille) < 1000 {
 			return nil
 		}
-		v := min(max(time.Duration(h.ValueAtQuantile(percent)), l.Min), l.Max).Seconds()
-		return &v
+		rank := (l.Samples*permille + 999) / 1000
+		// The library rounds to the nearest rank, where the definition wants the next one up: aim inside of it.
+		v := h.ValueAtPercentile((float64(rank) - 0.25) / float64(l.Samples) * 100)
+		sec := min(max(time.Duration(v), l.Min), l.Max).Seconds()
+		return &sec
 	}
-	s.P50, s.P90, s.P99, s.P999 = quantile(50), quantile(90), quantile(99), quantile(99.9)
+	s.P50, s.P90, s.P99, s.P999 = quantile(500), quantile(900), quantile(990), quantile(999)
 	return s, h
 }
 

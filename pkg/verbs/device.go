@@ -24,10 +24,9 @@ const maxDevices = 256
 const maxGIDs = 4096
 
 func init() {
-	// The TSC counts time only where the CPU says it is invariant and the kernel trusts it as its own clock.
+	// The kernel keeps time by the TSC only while that can be trusted; so do we.
 	src, _ := os.ReadFile("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-	tsc := C.rb_clock_has_invariant_tsc() != 0 && strings.TrimSpace(string(src)) == "tsc"
-	if tsc {
+	if strings.TrimSpace(string(src)) == "tsc" {
 		C.rb_clock_init(1)
 	} else {
 		C.rb_clock_init(0)

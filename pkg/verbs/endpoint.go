@@ -250,7 +250,7 @@ func (e *Endpoint) Run(ctx context.Context, s RunSpec) RunResult {
 	r := C.struct_rb_run{
 		size: C.uint64_t(s.Size), iterations: C.uint64_t(s.Iterations), duration_ns: C.uint64_t(s.Duration.Nanoseconds()),
 		deadline_ns: C.uint64_t(monotonicNS() + uint64(s.Deadline.Nanoseconds())), stall_ns: C.uint64_t(s.Stall.Nanoseconds()),
-		interval_ns: intervalNS, yield_after: C.int(s.Yield), scale: 1,
+		interval_ns: intervalNS, yield_ns: C.uint64_t(s.Yield.Nanoseconds()), scale: 1,
 		responds: cBool(s.Role == Pong),
 	}
 	var counts []int64

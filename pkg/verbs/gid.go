@@ -19,6 +19,9 @@ var (
 // Assigned reports whether addr is now assigned to the network interface with the given index in our own network namespace.
 // Index 0 asks for any interface.
 func Assigned(ifIndex int, addr netip.Addr) bool {
+	if addr.IsLoopback() {
+		return true // all of 127.0.0.0/8 is, whatever the interface lists
+	}
 	var addrs []net.Addr
 	if ifIndex == 0 {
 		addrs, _ = net.InterfaceAddrs()

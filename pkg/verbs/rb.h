@@ -174,7 +174,7 @@ struct rb_run {
 	uint64_t stall_ns;    /* 0: no stall check (a responder waits as long as it must) */
 	uint64_t interval_ns; /* of min/max bandwidth */
 	int responds;         /* end, as done, once rb_ctl.expect messages were answered */
-	int yield_after;      /* empty polls before sched_yield; 0: never */
+	uint64_t yield_ns;    /* idle for so long, the thread yields its CPU; 0: never */
 	double scale;         /* of samples: 0.5 where half the round trip is the latency */
 	int64_t *hist;        /* RB_HIST_LEN; where latency is measured */
 
@@ -213,9 +213,8 @@ void rb_ctl_expect(struct rb_ctl *c, uint64_t n);
 void rb_ctl_mark(struct rb_ctl *c);
 uint64_t rb_ctl_done(struct rb_ctl *c);
 
-/* Chooses the clock of the samples: the TSC if use_tsc, else CLOCK_MONOTONIC_RAW. */
+/* Chooses the clock of the samples: the TSC if use_tsc (and there is one), else CLOCK_MONOTONIC_RAW. */
 void rb_clock_init(int use_tsc);
-int rb_clock_has_invariant_tsc(void);
 double rb_clock_ns_per_tick(void);
 
 #endif

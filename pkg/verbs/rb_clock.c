@@ -1,8 +1,5 @@
 #include "rb.h"
 #include "rb_clock.h"
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 int rb_clock_tsc;
 static uint64_t base_ticks, base_ns;
@@ -21,17 +18,6 @@ static void read_pair(uint64_t *ticks, uint64_t *ns)
 			*ns = n;
 		}
 	}
-}
-
-int rb_clock_has_invariant_tsc(void)
-{
-#if defined(__x86_64__)
-	unsigned int a, b, c, d;
-
-	if (__get_cpuid(0x80000007, &a, &b, &c, &d))
-		return (d >> 8) & 1;
-#endif
-	return 0;
 }
 
 void rb_clock_init(int use_tsc)

@@ -1,5 +1,6 @@
-/* Clocks of the data path. Deadlines use CLOCK_MONOTONIC; samples use ticks, which are TSC cycles where the TSC
- * is invariant (Intel SDM vol. 3, 17.17.1) and CLOCK_MONOTONIC_RAW nanoseconds elsewhere. */
+/* Clocks of the data path. Deadlines use CLOCK_MONOTONIC; samples use ticks, which are TSC cycles where the
+ * kernel itself keeps time by the TSC (it does so only while that is invariant and in step on all CPUs: Intel SDM vol. 3,
+ * 17.17.1), and CLOCK_MONOTONIC_RAW nanoseconds elsewhere. */
 #ifndef RB_CLOCK_H
 #define RB_CLOCK_H
 

@@ -22,7 +22,7 @@ uint64_t rb_ctl_done(struct rb_ctl *c) { return atomic_load_explicit(&c->done, m
 int rb_watch_look(struct rb_watch *w, int idle)
 {
 	struct rb_run *r = w->r;
-	uint64_t now = rb_now_ns();
+	uint64_t now = rb_watch_ns(w);
 
 	if (atomic_load_explicit(&w->ctl->stop, memory_order_relaxed)) {
 		r->end = RB_END_STOPPED;
@@ -43,7 +43,7 @@ int rb_watch_look(struct rb_watch *w, int idle)
 		return 1;
 	}
 	/* On a software device the packets are moved by this very CPU. */
-	if (r->yield_after && w->spins >= (unsigned)r->yield_after)
+	if (r->yield_ns && now - w->idle_since >= r->yield_ns)
 		sched_yield();
 	return 0;
 }
@@ -52,10 +52,11 @@ static uint64_t thread_cpu_ns(void) { return rb_clock_ns(CLOCK_THREAD_CPUTIME_ID
 
 void rb_start(struct rb_run *r, struct rb_watch *w, struct rb_ctl *ctl)
 {
-	*w = (struct rb_watch){ .r = r, .ctl = ctl };
+	*w = (struct rb_watch){ .r = r, .ctl = ctl, .ns_per_tick = rb_clock_ns_per_tick() };
 	r->end = RB_END_DONE;
 	r->cpu_ns = thread_cpu_ns();
-	r->start_ns = rb_now_ns();
+	r->start_ns = w->start_ns = rb_now_ns();
+	w->start_ticks = rb_ticks();
 }
 
 void rb_finish(struct rb_run *r)

@@ -21,9 +21,11 @@ static struct stamps stamps_for(const struct rb_run *r)
 	return (struct stamps){ .every = r->size >= LARGE_MESSAGE ? 1 : 32, .idle = 1 };
 }
 
-static void stamp(struct rb_run *r, struct rb_ctl *ctl, struct stamps *s, uint64_t done)
+static void stamp(const struct rb_watch *w, struct stamps *s, uint64_t done)
 {
-	uint64_t now = rb_now_ns();
+	struct rb_run *r = w->r;
+	struct rb_ctl *ctl = w->ctl;
+	uint64_t now = rb_watch_ns(w);
 
 	atomic_store_explicit(&ctl->done, done, memory_order_relaxed);
 	if (atomic_load_explicit(&ctl->mark, memory_order_relaxed)) {
@@ -264,7 +266,7 @@ void rb_run_bw_source(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl)
 		if (seen) {
 			rb_progress(&w);
 			if (measuring && (stamp_due(&st) || done == all)) {
-				stamp(r, ctl, &st, done);
+				stamp(&w, &st, done);
 				if (r->last_ns >= until) {
 					measuring = 0;
 					all = done + cut(e, &s);
@@ -277,7 +279,7 @@ void rb_run_bw_source(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl)
 			if (rb_idle(&w))
 				break;
 			/* A link that went silent must not stretch the window. */
-			if (measuring && until != UINT64_MAX && (w.spins & 63) == 0 && rb_now_ns() >= until) {
+			if (measuring && until != UINT64_MAX && w.spins % RB_LOOK_EVERY == 0 && rb_watch_ns(&w) >= until) {
 				measuring = 0;
 				all = done + cut(e, &s);
 			}
@@ -375,25 +377,25 @@ void rb_run_bw_sink(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl)
 		if (seen) {
 			rb_progress(&w);
 			if (stamp_due(&st))
-				stamp(r, ctl, &st, r->received);
+				stamp(&w, &st, r->received);
 			if (rb_busy(&w))
 				break;
 			continue;
 		}
 		if (!st.idle) { /* the end of a burst is where the last message was */
-			stamp(r, ctl, &st, r->received);
+			stamp(&w, &st, r->received);
 			st.idle = 1;
 		}
 		if (rb_idle(&w))
 			break;
-		if ((w.spins & 63) == 0 && w.idle_since && atomic_load(&ctl->expect) != UINT64_MAX &&
-		    rb_now_ns() - w.idle_since > grace_ns)
+		if (w.spins % RB_LOOK_EVERY == 0 && w.idle_since && atomic_load(&ctl->expect) != UINT64_MAX &&
+		    rb_watch_ns(&w) - w.idle_since > grace_ns)
 			break;
 	}
 out:
 	rb_finish(r);
 	if (r->received && r->last_done != r->received)
-		stamp(r, ctl, &st, r->received);
+		stamp(&w, &st, r->received);
 	r->completed = r->received;
 	free(s.sge);
 }

@@ -60,10 +60,14 @@ static inline int ping(struct pinger *p)
 		p->until = p->every;
 		p->out++;
 	}
-	err = ibv_post_send(p->e->qp[0], &p->wr, &bad);
-	if (__builtin_expect(err, 0)) {
-		rb_verb_error(p->r, RB_CALL_POST_SEND, err < 0 ? -err : err);
-		return 1;
+	while (__builtin_expect((err = ibv_post_send(p->e->qp[0], &p->wr, &bad)) != 0, 0)) {
+		if (err != ENOMEM) {
+			rb_verb_error(p->r, RB_CALL_POST_SEND, err < 0 ? -err : err);
+			return 1;
+		}
+		p->r->enomem++;
+		if (reap(p) || rb_idle(p->w))
+			return 1;
 	}
 	p->r->posted++;
 	return 0;
@@ -97,11 +101,11 @@ static inline void sample(struct sampler *s, struct rb_ep *e, struct rb_run *r)
 	}
 }
 
-static inline int more(const struct rb_run *r, uint64_t i, uint64_t until)
+static inline int more(const struct rb_watch *w, uint64_t i, uint64_t until)
 {
-	if (r->iterations)
-		return i < r->iterations;
-	return (i & 15) || rb_now_ns() < until;
+	if (w->r->iterations)
+		return i < w->r->iterations;
+	return (i & 15) || rb_watch_ns(w) < until;
 }
 
 static uint64_t until_ns(const struct rb_run *r)
@@ -123,7 +127,7 @@ void rb_run_lat_operation(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl)
 	rb_start(r, &w, ctl);
 	until = until_ns(r);
 	s.last = rb_ticks();
-	for (uint64_t i = 0; more(r, i, until); i++) {
+	for (uint64_t i = 0; more(&w, i, until); i++) {
 		struct ibv_wc wc;
 		int n, err = ibv_post_send(e->qp[0], &wr, &bad);
 
@@ -165,7 +169,7 @@ static inline int wait_byte(struct pinger *p, const uint8_t *flag, uint8_t seq)
 		if (rb_idle(p->w))
 			return 1;
 		/* A dead path shows up as a completion in error, signaled or not. */
-		if ((p->w->spins & 1023) == 0 && reap(p))
+		if (p->w->spins % RB_LOOK_EVERY == 0 && reap(p))
 			return 1;
 	}
 	rb_progress(p->w);
@@ -185,7 +189,7 @@ void rb_run_lat_memory(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl)
 	rb_start(r, &w, ctl);
 	until = r->responds ? UINT64_MAX : until_ns(r);
 	s.last = rb_ticks();
-	for (uint64_t i = 0; more(r, i, until); i++) {
+	for (uint64_t i = 0; more(&w, i, until); i++) {
 		uint8_t seq = (uint8_t)(e->seq + 1);
 
 		if (r->responds && wait_byte(&p, flag, seq)) /* the responder answers */
@@ -220,7 +224,7 @@ static inline int wait_message(struct pinger *p)
 	while ((n = ibv_poll_cq(p->e->rcq[0], 1, &wc)) == 0) {
 		if (rb_idle(p->w))
 			return 1;
-		if ((p->w->spins & 1023) == 0 && reap(p))
+		if (p->w->spins % RB_LOOK_EVERY == 0 && reap(p))
 			return 1;
 	}
 	if (__builtin_expect(n < 0, 0)) {
@@ -266,7 +270,7 @@ void rb_run_lat_message(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl)
 	rb_start(r, &w, ctl);
 	until = r->responds ? UINT64_MAX : until_ns(r);
 	s.last = rb_ticks();
-	for (uint64_t i = 0; more(r, i, until); i++) {
+	for (uint64_t i = 0; more(&w, i, until); i++) {
 		if (r->responds && wait_message(&p))
 			break;
 		if (ping(&p))

@@ -188,7 +188,7 @@ type RunSpec struct {
 	Duration   time.Duration // ends a run without Iterations
 	Deadline   time.Duration // from now; the run ends by then, whatever happens
 	Stall      time.Duration // ends a run in which nothing completes for so long; 0: never
-	Yield      int           // empty polls before the thread yields its CPU; 0: never
+	Yield      time.Duration // idle for so long, the thread yields its CPU; 0: never
 	CPU        int           // to run on; negative: wherever the kernel puts it
 }
 

@@ -1,0 +1,164 @@
+package probe
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// declared lists the values of every constant of a type in a source file, in order. An empty type stands for constants whose
+// name begins with prefix.
+func declared(t *testing.T, file, typ, prefix string) []string {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, d := range f.Decls {
+		g, ok := d.(*ast.GenDecl)
+		if !ok || g.Tok != token.CONST {
+			continue
+		}
+		for _, s := range g.Specs {
+			v := s.(*ast.ValueSpec)
+			id, _ := v.Type.(*ast.Ident)
+			if (id == nil) != (typ == "") || id != nil && id.Name != typ || !strings.HasPrefix(v.Names[0].Name, prefix) {
+				continue
+			}
+			lit, ok := v.Values[0].(*ast.BasicLit)
+			if !ok {
+				t.Fatalf("%s: %s is no literal", file, v.Names[0].Name)
+			}
+			word, err := strconv.Unquote(lit.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, word)
+		}
+	}
+	if len(out) == 0 {
+		t.Fatalf("%s declares no %s", file, typ+prefix)
+	}
+	return out
+}
+
+func words[T ~string](list []T) []string {
+	out := make([]string, len(list))
+	for i, w := range list {
+		out[i] = string(w)
+	}
+	return out
+}
+
+// The lists hold every word once: metrics that must exist before the first run are made from them.
+func TestListsAreClosed(t *testing.T) {
+	for _, tt := range []struct {
+		typ  string
+		list []string
+	}{
+		{"Outcome", words(Outcomes)},
+		{"Reason", words(Reasons)},
+		{"Taint", words(Taints)},
+	} {
+		want := slices.Sorted(slices.Values(declared(t, "reason.go", tt.typ, "")))
+		if diff := cmp.Diff(want, slices.Sorted(slices.Values(tt.list))); diff != "" {
+			t.Errorf("%s (-declared +listed):\n%s", tt.typ, diff)
+		}
+		if unique := slices.Compact(slices.Clone(want)); len(unique) != len(want) {
+			t.Errorf("%s: a word is declared twice in %v", tt.typ, want)
+		}
+	}
+	for _, r := range SkipReasons {
+		if !slices.Contains(Reasons, r) {
+			t.Errorf("%s is a reason to skip, but no reason", r)
+		}
+	}
+}
+
+// Words become label values and are typed by people.
+func TestWordsAreWords(t *testing.T) {
+	word := regexp.MustCompile(`^[a-z]+(-[a-z]+)*$`)
+	for _, list := range [][]string{words(Outcomes), words(Reasons), words(Taints), declared(t, "reason.go", "Stage", ""), declared(t, "reason.go", "Scope", "")} {
+		for _, w := range list {
+			if !word.MatchString(w) {
+				t.Errorf("%q", w)
+			}
+		}
+	}
+}
+
+// The control channel gives reasons without importing this package: they must be words of the list all the same.
+func TestControlsReasonsAreReasons(t *testing.T) {
+	for _, r := range declared(t, "../control/wire.go", "", "Reason") {
+		if !slices.Contains(Reasons, Reason(r)) {
+			t.Errorf("%q is not in the list", r)
+		}
+	}
+}
+
+var (
+	docSection = regexp.MustCompile(`(?m)^## (.+)$`)
+	docEntry   = regexp.MustCompile("(?m)^### `(.+)`$")
+)
+
+// docs/reasons.md explains each word of each list in the order of the code, and no other.
+func TestDocsExplainEveryWord(t *testing.T) {
+	text, err := os.ReadFile("../../docs/reasons.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	explained := map[string][]string{} // by section
+	sections := docSection.FindAllStringSubmatchIndex(string(text), -1)
+	for i, s := range sections {
+		end := len(text)
+		if i+1 < len(sections) {
+			end = sections[i+1][0]
+		}
+		name, body := string(text[s[2]:s[3]]), string(text[s[1]:end])
+		entries := docEntry.FindAllStringSubmatchIndex(body, -1)
+		for j, e := range entries {
+			stop := len(body)
+			if j+1 < len(entries) {
+				stop = entries[j+1][0]
+			}
+			word, paragraph := body[e[2]:e[3]], strings.TrimSpace(body[e[1]:stop])
+			if len(paragraph) < 50 || !strings.HasSuffix(paragraph, ".") {
+				t.Errorf("%s: %s is hardly explained: %q", name, word, paragraph)
+			}
+			explained[name] = append(explained[name], word)
+		}
+	}
+	all := words(Reasons)
+	at := func(r Reason) int { return slices.Index(all, string(r)) }
+	want := map[string][]string{
+		"Outcomes": words(Outcomes), "Stages": declared(t, "reason.go", "Stage", ""), "Scopes": declared(t, "reason.go", "Scope", ""), "Taints": words(Taints),
+		"Reasons of this node": all[:at(DNS)], "Reasons while connecting": all[at(DNS):at(Timeout)], "Reasons of the data path": all[at(Timeout):at(BusyPort)],
+		"Reasons for a skip": words(SkipReasons),
+	}
+	if diff := cmp.Diff(want, explained); diff != "" {
+		t.Errorf("docs/reasons.md (-code +docs):\n%s", diff)
+	}
+
+	// The table of classes.
+	classes := map[string]string{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|.*\\| `([a-z-]+)` \\|$").FindAllStringSubmatch(string(text), -1) {
+		classes[m[1]] = m[2]
+	}
+	taints := map[string]string{}
+	for c, t := range maps.All(taintOf) {
+		taints[c] = string(t)
+	}
+	if diff := cmp.Diff(taints, classes); diff != "" {
+		t.Errorf("classes of counters (-code +docs):\n%s", diff)
+	}
+}
