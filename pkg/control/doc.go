@@ -10,7 +10,10 @@
 //
 // A session is a lease on the responder's port. It lives as long as its initiator calls within the lease; one that falls
 // silent frees everything by itself. Each message is bounded, and every number in it is checked against its range
-// ([OpenRequest.Validate], [OpenReply.Validate]) before it reaches a verb.
+// ([OpenRequest.Validate], [OpenReply.Validate], [FinishReply.Validate]) before it reaches a verb or a metric.
+//
+// A call that is refused is answered with {"error": {"reason", "detail", "retry_after"}}: 400 for a request that can't be, 403
+// for a stranger, 404 for what this version does not have, 409 for what the responder does not want, 413 for too much.
 //
 // The URL prefix is the major version. Within it fields are only added; what a daemon does not know in a message is ignored,
 // what it does not know in a value (an op, a transport) it refuses as version-skew.

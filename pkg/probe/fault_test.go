@@ -116,13 +116,13 @@ func TestDeadline(t *testing.T) {
 // An initiator that dies leaves nothing on the responder, and keeps nobody out for longer than its lease.
 func TestInitiatorDies(t *testing.T) {
 	l := roomy
-	l.Lease = 300 * time.Millisecond
+	l.Lease = time.Second
 	a, b := newHost(t, "a", roomy), newHost(t, "b", l)
 	for _, op := range []verbs.Op{verbs.Write, verbs.Read, verbs.Send} {
 		t.Run(string(op), func(t *testing.T) {
 			dying := spawnProbe(t, b.target(), long(Latency, op))
 			eventually(t, "the session is open", func() bool { return b.responder.Sessions() == 1 })
-			time.Sleep(2 * l.Lease) // it is renewed
+			time.Sleep(3 * l.Lease / 2) // it is renewed
 			if b.responder.Sessions() != 1 {
 				t.Fatal("the session ended while its initiator lived")
 			}
@@ -587,10 +587,10 @@ func TestSessionsEndAtTheirDeadline(t *testing.T) {
 // An initiator that is alive keeps its lease, through runs that are longer.
 func TestLeaseIsRenewed(t *testing.T) {
 	l := roomy
-	l.Lease = 600 * time.Millisecond
+	l.Lease = time.Second
 	a, b := newHost(t, "a", roomy), newHost(t, "b", l)
 	for _, op := range []verbs.Op{verbs.Read, verbs.Send} { // without and with a loop at the responder
-		wantUsable(t, a.probe(t.Context(), Spec{Op: op, Duration: 2 * l.Lease}, b.target()))
+		wantUsable(t, a.probe(t.Context(), Spec{Op: op, Duration: 3 * l.Lease / 2}, b.target()))
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 
 // yieldAfter is how long a loop over a software device idles before it lets others have the CPU: the packets are moved by
 // the kernel on these same cores.
-const yieldAfter = 100 * time.Microsecond
+const yieldAfter = 20 * time.Microsecond
 
 func (p *LocalPort) yield() time.Duration {
 	if p.software {

@@ -12,7 +12,7 @@ enum { RB_GRH_BYTES = 40, RB_POLL_BATCH = 16 };
 
 /* An empty poll takes from 1 ns (of memory) to some 10 us (of a CQ, in an emulator), and a stop must be seen within 100 ms.
  * Seldom looks matter: in an emulator all CPUs share the lock of the one clock. */
-enum { RB_LOOK_EVERY = 1024 };
+enum { RB_LOOK_EVERY = 16384 };
 
 /* Ends a loop on stop, deadline or stall. All turns but one in RB_LOOK_EVERY cost an increment. */
 struct rb_watch {
