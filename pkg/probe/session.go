@@ -42,9 +42,9 @@ func (p *LocalPort) cpu(initiator bool) int {
 		}
 	}
 	if initiator {
-		return first
+		return last // the first one has the interrupts
 	}
-	return last
+	return first
 }
 
 // timeout is the QP's local ACK timeout exponent where the probe leaves it open. A software device is answered by a CPU that

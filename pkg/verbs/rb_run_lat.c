@@ -216,6 +216,8 @@ void rb_run_lat_memory(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl)
 
 /* ---- send, write-imm: ping-pong seen by receive completions ---- */
 
+enum { RECEIVES = 8 };
+
 static inline int wait_message(struct pinger *p)
 {
 	struct ibv_wc wc;
@@ -244,28 +246,37 @@ static inline int wait_message(struct pinger *p)
 	return 0;
 }
 
-static inline int repost(struct pinger *p, struct ibv_recv_wr *wr)
+/* Receives are replaced half a queue at a time, and while the next message is under way. */
+static inline int repost(struct pinger *p, struct ibv_recv_wr *chain, int n)
 {
 	struct ibv_recv_wr *bad;
-	int err = ibv_post_recv(p->e->qp[0], wr, &bad);
+	int err;
 
+	if (__builtin_expect(p->e->rx_posted[0] > p->e->a.rx_depth - n, 1))
+		return 0;
+	err = ibv_post_recv(p->e->qp[0], chain, &bad);
 	if (__builtin_expect(err, 0)) {
 		rb_verb_error(p->r, RB_CALL_POST_RECV, err < 0 ? -err : err);
 		return 1;
 	}
-	p->e->rx_posted[0]++;
+	p->e->rx_posted[0] += n;
 	return 0;
 }
 
 void rb_run_lat_message(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl)
 {
 	struct ibv_sge sge = rb_receive_sge(e, 0);
-	struct ibv_recv_wr rwr = { .sg_list = &sge, .num_sge = 1 };
+	struct ibv_recv_wr chain[RECEIVES];
+	int half = e->a.rx_depth / 2 < RECEIVES ? e->a.rx_depth / 2 : RECEIVES;
 	struct sampler s = { .cap = e->a.samples };
 	struct rb_watch w;
 	struct pinger p;
 	uint64_t until;
 
+	if (half < 1)
+		half = 1;
+	for (int i = 0; i < half; i++)
+		chain[i] = (struct ibv_recv_wr){ .sg_list = &sge, .num_sge = 1, .next = i + 1 < half ? &chain[i + 1] : NULL };
 	pinger_init(&p, e, r, &w);
 	rb_start(r, &w, ctl);
 	until = r->responds ? UINT64_MAX : until_ns(r);
@@ -275,15 +286,12 @@ void rb_run_lat_message(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl)
 			break;
 		if (ping(&p))
 			break;
-		/* The receive that the last message took is replaced while this one is under way. */
-		if (r->responds && repost(&p, &rwr))
+		if (repost(&p, chain, half))
 			break;
 		if (!r->responds) {
 			if (wait_message(&p))
 				break;
 			sample(&s, e, r);
-			if (repost(&p, &rwr))
-				break;
 		}
 		r->completed++;
 		if (rb_busy(&w))

@@ -346,7 +346,7 @@ static void pong(void)
 	rb_ctl_expect(ctl, 5);
 	rb_run_lat_message(&e, &r, ctl);
 	expect(r.end == RB_END_DONE && r.completed == 5 && dev.delivered == 5, "pong", "did not answer just what came");
-	expect(rx_posted[0] == 8 && dev.rx[0] == 8, "pong", "receives were not replaced");
+	expect(rx_posted[0] == dev.rx[0] && rx_posted[0] > 4, "pong", "receives were not replaced");
 	free(e.buf);
 	rb_ctl_free(ctl);
 }
