@@ -17,7 +17,7 @@ setup: ## install what building needs (Debian and Ubuntu packages; nothing if it
 
 .PHONY: setup-test
 setup-test: setup
-	@test/setup ibverbs-utils perftest prometheus:promtool
+	@test/setup ibverbs-utils perftest
 
 .PHONY: build
 build: setup ## build the binary
@@ -32,7 +32,7 @@ run: build build-lab ## a live fleet: the lab's, or this node's devices with CON
 	@CONFIG="$(CONFIG)" DURATION="$(DURATION)" NODES="$(NODES)" test/run
 
 .PHONY: test
-test: test-go test-rules test-fleet ## prove it all: unit tests, rules and dashboards, and the fleet in the lab
+test: test-go test-fleet test-rules ## prove it all: unit tests, the fleet in the lab, rules and dashboards on its metrics
 
 .PHONY: test-go
 test-go: setup-test verbsim ## unit tests with the race detector; the C under sanitizers
@@ -46,8 +46,10 @@ verbsim:
 	@$(MAKE) --no-print-directory -C test/verbsim
 
 .PHONY: test-rules
-test-rules: setup-test ## rules by promtool, dashboards against their generator
-	cd tools && $(GO) vet ./... && $(GO) test ./...
+test-rules: setup ## rules and dashboards, with Debian's Prometheus; on the metrics of the last test-fleet, if there are any
+	@test/setup-prometheus $(BUILD)/prometheus
+	cd tools && $(GO) vet ./... && PROMETHEUS_DIR=$(CURDIR)/$(BUILD)/prometheus/usr/bin \
+		RDMABENCH_METRICS=$$(ls -d $(CURDIR)/$(BUILD)/fleet/metrics 2>/dev/null) $(GO) test ./...
 
 .PHONY: test-fleet
 test-fleet: build build-lab ## daemons on real verbs in the lab

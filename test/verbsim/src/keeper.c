@@ -11,7 +11,7 @@
 
 static pthread_mutex_t ready_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t ready = PTHREAD_COND_INITIALIZER;
-static uint32_t calls;   /* a futex: changes when the keeper must look anew */
+static uint32_t calls;        /* a futex: changes when the keeper must look anew */
 static uint64_t sleeps_until; /* until then; 0: it is awake */
 
 static void keep(void)

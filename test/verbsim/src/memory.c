@@ -172,16 +172,18 @@ static int make_shared(uintptr_t lo, uintptr_t hi)
 
 /* ---- regions ---- */
 
+/* Tags start anywhere and are used in turn, so that a key is long unknown after its region went; mr_lock is held. */
 static int new_key(uint32_t *key)
 {
-	uint16_t tag = 0;
+	static uint16_t tag;
 
+	if (!tag && getrandom(&tag, sizeof tag, 0) != sizeof tag)
+		tag = (uint16_t)now_ns();
 	for (uint32_t i = first_free; i < MAX_MR; i++) {
 		if (home->mr[i].key)
 			continue;
-		while (!tag)
-			if (getrandom(&tag, sizeof tag, 0) != sizeof tag)
-				tag = (uint16_t)now_ns();
+		if (++tag == 0)
+			tag = 1;
 		*key = i << 16 | tag;
 		first_free = i;
 		return 0;

@@ -43,6 +43,7 @@ static bool has_waiting(const struct qp *q) { return q->wait_head != q->wait_tai
 
 static int wait_in_line(struct qp *q, const struct ibv_send_wr *wr, uint64_t due, bool forced)
 {
+	bool first = !has_waiting(q);
 	struct waiting *w;
 	uint32_t slots = 1;
 
@@ -80,7 +81,8 @@ static int wait_in_line(struct qp *q, const struct ibv_send_wr *wr, uint64_t due
 		__atomic_add_fetch(&waiters, 1, __ATOMIC_SEQ_CST);
 	}
 	local_unlock(&waiters_lock);
-	keeper_wake(due ? due : now_ns() + RETRY_NS);
+	if (first)
+		keeper_wake(due ? due : now_ns() + RETRY_NS);
 	return 0;
 }
 

@@ -71,7 +71,7 @@ static inline void cpu_relax(void)
 
 /* A memory region. */
 struct mr_rec {
-	alignas(64) uint32_t key; /* lkey and rkey: index << 16 | random tag; 0: none here */
+	alignas(64) uint32_t key; /* lkey and rkey: index << 16 | tag; 0: none here */
 	uint32_t pd, access;
 	uint64_t iova, addr, len; /* addr: the owner's virtual address, and the offset in its file */
 };
@@ -170,6 +170,7 @@ extern int home_fd;
 int fabric_start(void); /* makes our home; 0 or an errno */
 struct peer *peer_get(uint32_t slot); /* NULL: nobody lives there */
 void peer_put(struct peer *p);
+int channel_fifo(uint32_t slot, uint32_t chan, char *path, size_t len); /* its name; as snprintf */
 static inline bool home_dead(const struct home *h) { return !(load(&h->life) & FUTEX_TID_MASK); }
 
 /* ---- keeper.c ---- */
@@ -184,11 +185,9 @@ int ring_alloc(size_t bytes, uint32_t *page); /* zeroed; 0 or ENOMEM */
 void ring_free(size_t bytes, uint32_t page);
 void heap_after_fork(void);
 
-/* ---- fabric.c again ---- */
+/* ---- spinlocks; the rest of them is in fabric.c ---- */
 
-int channel_fifo(uint32_t slot, uint32_t chan, char *path, size_t len);
-
-/* Spinlocks. A shared one names the process that holds it, so that it can be taken over from a dead one. */
+/* A shared one names the process that holds it, so that it can be taken over from a dead one. */
 void shared_lock_slow(uint32_t *l);
 void local_lock_slow(uint32_t *l);
 
