@@ -46,11 +46,12 @@ func TestFleet(t *testing.T) {
 	for node := 1; node <= 4; node++ {
 		text := string(get(t, node, "/metrics"))
 		if dir := os.Getenv("LAB_OUT"); dir != "" {
-			// For the test of dashboards and rules, which runs outside.
+			// For the test of dashboards and rules, which runs outside. Only protobuf has the native histograms.
 			if err := os.MkdirAll(filepath.Join(dir, "metrics"), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(filepath.Join(dir, "metrics", fmt.Sprintf("node%d.prom", node)), []byte(text), 0o644); err != nil {
+			pb := getAs(t, node, "/metrics", "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited")
+			if err := os.WriteFile(filepath.Join(dir, "metrics", fmt.Sprintf("node%d.pb", node)), pb, 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}

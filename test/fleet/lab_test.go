@@ -55,12 +55,18 @@ func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
 
 func get(t *testing.T, node int, path string) []byte {
 	t.Helper()
+	return getAs(t, node, path, "*/*")
+}
+
+func getAs(t *testing.T, node int, path, accept string) []byte {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", 9879+node, path), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	req.Header.Set("Accept", accept)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
