@@ -70,7 +70,7 @@ func perDay(s probe.Spec, runs, peers int) string {
 	}
 	var bytes float64
 	for _, size := range s.Sizes {
-		bytes += float64(size) * float64(s.Iterations+s.Warmup) * float64(s.QPs) * float64(runs*peers)
+		bytes += float64(size) * float64(s.Iterations+max(0, s.Warmup)) * float64(s.QPs) * float64(runs*peers)
 	}
 	for _, unit := range []string{"B", "KiB", "MiB", "GiB"} {
 		if bytes < 1024 {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -12,16 +13,20 @@ import (
 	"github.com/alecthomas/kingpin/v2"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
+	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
 
 func addDevices(app *kingpin.Application, add func(string, func(context.Context, *environment) error)) {
 	cmd := app.Command("devices", "List RDMA devices, their ports, GIDs, netdevs and PCI functions, with warnings.")
-	root := cmd.Flag("sysfs.root", "Read this tree instead of /sys; in it a file of 0 bytes stands for a read that fails.").Default("/sys").String()
+	root := cmd.Flag("sysfs.root", "Read this tree instead of /sys; in it a file of 0 bytes stands for a read that fails.").Default(defaultSysfs).String()
 	asJSON := cmd.Flag("json", "Print JSON.").Bool()
 	add(cmd.FullCommand(), func(ctx context.Context, env *environment) error {
 		inv, err := counters.NewFS(*root).Inventory(ctx, counters.Filter{})
 		if err != nil {
 			return &exitError{exitUsage, fmt.Errorf("--sysfs.root: %w", err)}
+		}
+		if *root == defaultSysfs {
+			addVerbsOnly(inv)
 		}
 		if *asJSON {
 			enc := json.NewEncoder(env.stdout)
@@ -37,6 +42,48 @@ func addDevices(app *kingpin.Application, add func(string, func(context.Context,
 		}
 		return nil
 	})
+}
+
+const (
+	defaultSysfs  = "/sys"
+	warnVerbsOnly = "not_in_sysfs" // its counters can't be told
+)
+
+// addVerbsOnly adds the devices that verbs can use and sysfs does not show: those of a user-space provider.
+func addVerbsOnly(inv *counters.Inventory) {
+	list, err := verbs.Devices()
+	if err != nil {
+		return // what sysfs shows is all there is to show
+	}
+	for _, info := range list {
+		if slices.ContainsFunc(inv.Devices, func(d counters.Device) bool { return d.Name == info.Name }) {
+			continue
+		}
+		d := counters.Device{Name: info.Name, Transport: counters.RoCE, Netdevs: []counters.Netdev{}, Ports: []counters.Port{}, Warnings: []string{warnVerbsOnly}}
+		if dev, err := verbs.Open(info.Name); err == nil {
+			for n := 1; n <= dev.Caps().Ports; n++ {
+				if p, err := dev.Port(n); err == nil {
+					d.Ports = append(d.Ports, verbsPort(n, p))
+				}
+			}
+			dev.Close()
+		}
+		inv.Devices = append(inv.Devices, d)
+		inv.Warnings = slices.DeleteFunc(inv.Warnings, func(w string) bool { return w == counters.WarnNoDevice })
+	}
+}
+
+func verbsPort(n int, p verbs.Port) counters.Port {
+	state, id, layer, lid, mtu := p.State.String(), int(p.State), string(p.LinkLayer), int(p.LID), p.ActiveMTU
+	out := counters.Port{
+		Port: n, State: &state, StateID: &id, LinkLayer: &layer, LID: &lid, RDMAMTU: &mtu, GIDs: []counters.GID{}, RoCEv2GIDs: []counters.GID{},
+		CountersRaw: map[counters.Group]map[string]uint64{}, Normalised: map[string]*uint64{}, Classes: map[counters.Class]counters.ClassSum{},
+		Unreadable: []counters.Unreadable{}, Saturated: []string{}, Warnings: []string{},
+	}
+	if p.RateGbps > 0 {
+		out.RateGbps = &p.RateGbps
+	}
+	return out
 }
 
 func printDevices(w io.Writer, inv *counters.Inventory) {

@@ -13,7 +13,7 @@
 //     hold anchors. Tags (!!str) and more than one document are refused.
 //   - A key without a value counts as left out.
 //
-// Units: see [ParseDuration], [ParseSize] and [ParseRate].
+// Units: see [ParseDuration] and [ParseSize].
 package config
 
 import (

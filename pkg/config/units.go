@@ -99,22 +99,6 @@ func ParseSize(s string) (int64, error) {
 	return n * unit, nil
 }
 
-var rateUnits = map[string]float64{"b/s": 1, "kb/s": 1e3, "Mb/s": 1e6, "Gb/s": 1e9, "Tb/s": 1e12}
-
-// ParseRate reads a link rate in bits, such as 10Gb/s or 2.5Gb/s, and returns bytes per second.
-func ParseRate(s string) (float64, error) {
-	digits := len(s) - len(strings.TrimLeft(s, "0123456789."))
-	unit, ok := rateUnits[strings.TrimPrefix(s[digits:], " ")]
-	n, err := strconv.ParseFloat(s[:digits], 64)
-	if !ok || err != nil {
-		return 0, fmt.Errorf("%q is not a rate; write bits per second as b/s, kb/s, Mb/s, Gb/s or Tb/s, for instance 10Gb/s", s)
-	}
-	if n *= unit / 8; math.IsInf(n, 0) {
-		return 0, fmt.Errorf("rate %q: %w", s, errTooLarge)
-	}
-	return n, nil
-}
-
 // ackTimeout is the unit of the exponent in a QP's local ACK timeout (InfiniBand specification, 9.7.6.1.3).
 const ackTimeout = 4096 * time.Nanosecond
 

@@ -50,19 +50,6 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
-func TestParseRate(t *testing.T) {
-	for s, want := range map[string]float64{"8b/s": 1, "10Gb/s": 1.25e9, "2.5 Gb/s": 312.5e6, "400Gb/s": 50e9, "0Gb/s": 0, "1kb/s": 125, "1Tb/s": 125e9} {
-		if got, err := ParseRate(s); err != nil || got != want {
-			t.Errorf("ParseRate(%q) = %g, %v; want %g", s, got, err, want)
-		}
-	}
-	for _, s := range []string{"", "10", "10Gb", "10GB/s", "10gb/s", "-1Gb/s", "Gb/s", "1e3Gb/s", "1..5Gb/s", strings.Repeat("9", 400) + "Gb/s", "InfGb/s"} {
-		if got, err := ParseRate(s); err == nil {
-			t.Errorf("ParseRate(%q) = %g", s, got)
-		}
-	}
-}
-
 func TestAckTimeout(t *testing.T) {
 	for d, want := range map[time.Duration]int{
 		8192 * time.Nanosecond: 1, 67 * time.Millisecond: 14, 50 * time.Millisecond: 14, 46 * time.Millisecond: 13, 10 * time.Second: 21, 8796 * time.Second: 31,

@@ -157,8 +157,10 @@ func runFailure(r verbs.RunResult) *failure {
 	switch wc.Status {
 	case verbs.WCLocalLength:
 		f.reason, f.scope = LocalLength, ScopeLocal
-	case verbs.WCLocalProtection:
+	case verbs.WCLocalProtection, verbs.WCLocalAccess:
 		f.reason, f.scope = LocalProtection, ScopeLocal
+	case verbs.WCFatal:
+		f.reason, f.scope = DeviceRemoved, ScopeLocal
 	case verbs.WCLocalQPOp:
 		f.reason, f.scope = ResourceLimit, ScopeLocal
 	case verbs.WCRemoteAccess:

@@ -207,8 +207,8 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 	return rep, nil
 }
 
-// choosePort finds the port that answers a session: the one asked for, else the one on the same rail, else the one whose
-// GID is nearest to the initiator's. own and theirs are the GIDs to use; nil on InfiniBand without GRH.
+// choosePort finds the port that answers a session: the one asked for, else the one on the same rail, else the first that
+// the initiator can reach. own and theirs are the GIDs to use; nil on InfiniBand without GRH.
 func (n *Node) choosePort(req *control.OpenRequest) (port *LocalPort, own *verbs.GID, theirs *control.GID, err error) {
 	ports, lerr := n.Ports()
 	if lerr != nil {

@@ -27,11 +27,13 @@ const (
 	WCLocalQPOp       WCStatus = 2
 	WCLocalProtection WCStatus = 4
 	WCFlushed         WCStatus = 5
+	WCLocalAccess     WCStatus = 8
 	WCRemoteInvalid   WCStatus = 9
 	WCRemoteAccess    WCStatus = 10
 	WCRemoteOp        WCStatus = 11
 	WCRetryExceeded   WCStatus = 12
 	WCRNRExceeded     WCStatus = 13
+	WCFatal           WCStatus = 19
 )
 
 func (s WCStatus) String() string {
