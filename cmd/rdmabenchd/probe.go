@@ -173,9 +173,13 @@ func printResult(w io.Writer, spec probe.Spec, r *probe.Result) {
 	if r.GIDIndex != nil {
 		gid = fmt.Sprint(*r.GIDIndex)
 	}
-	fmt.Fprintf(w, "%s %s %s: %s port %d -> %s %s port %d, %d QP, MTU %d, GID index %s, tx depth %d, CQ moderation %d\n\n",
+	fmt.Fprintf(w, "%s %s %s: %s port %d -> %s %s port %d, %d QP, MTU %d, GID index %s, tx depth %d",
 		strings.ToUpper(string(r.Transport)), strings.ToUpper(string(r.Op)), r.Kind, r.Device, r.Port, r.Peer, *r.PeerDev, *r.PeerPort, r.QPs, *r.MTU, gid,
-		spec.TxDepth, spec.CQMod)
+		spec.TxDepth)
+	if r.Kind != probe.Latency {
+		fmt.Fprintf(w, ", CQ moderation %d, post list %d", spec.CQMod, spec.PostList)
+	}
+	fmt.Fprint(w, "\n\n")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	if r.Kind == probe.Latency {
 		measure := probe.HalfRTT

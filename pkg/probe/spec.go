@@ -126,7 +126,9 @@ func (s Spec) WithDefaults() Spec {
 	def(&s.PostList, 1)
 	if s.CQMod == 0 {
 		s.CQMod = min(defaultCQMod, max(1, s.TxDepth/2))
-		if s.PostList > 1 {
+		if s.Kind == Latency {
+			s.CQMod = 1
+		} else if s.PostList > 1 {
 			s.CQMod = s.PostList
 		} else if slices.Max(s.Sizes) > smallMessage && len(s.Sizes) == 1 {
 			s.CQMod = 1

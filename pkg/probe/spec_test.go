@@ -14,7 +14,7 @@ import (
 func TestWithDefaults(t *testing.T) {
 	latency := Spec{
 		Kind: Latency, Transport: verbs.RC, Op: verbs.Write, Sizes: []int{8}, Iterations: 1000, Warmup: 100, TxDepth: 16, RxDepth: 16, QPs: 1,
-		CQMod: 8, PostList: 1, Retries: 6, RNRRetry: 7, Deadline: 31 * time.Second, Wait: 5 * time.Second,
+		CQMod: 1, PostList: 1, Retries: 6, RNRRetry: 7, Deadline: 31 * time.Second, Wait: 5 * time.Second,
 	}
 	bandwidth := Spec{
 		Kind: Bandwidth, Transport: verbs.RC, Op: verbs.Write, Sizes: []int{65536}, Iterations: 5000, Warmup: 128, TxDepth: 128, RxDepth: 512, QPs: 1,
