@@ -181,6 +181,7 @@ type RunRequest struct {
 type FinishRequest struct {
 	Sent   uint64 `json:"sent"`
 	Failed bool   `json:"failed,omitempty"`
+	Last   bool   `json:"last,omitempty"` // the session is over; frees it like a DELETE
 }
 
 // FinishReply is what the responder saw.

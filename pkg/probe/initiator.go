@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/control"
@@ -43,6 +44,9 @@ type Initiator struct {
 	Client *control.Client
 	// OnProgress, if set, is called a few times a second while a run is under way.
 	OnProgress func(Progress)
+
+	mu    sync.Mutex
+	peers map[string]time.Time // by address: those that were there a moment ago
 }
 
 // Probe runs one probe against a peer from one port and returns what came of it, never nil. Its own deadlines bound it;
@@ -117,13 +121,8 @@ func (i *Initiator) attempt(ctx context.Context, spec Spec, to Target, r *Result
 	if f != nil {
 		return f, 0
 	}
-	// Whether anybody is there is found out before the port is taken: a dead peer must not keep others waiting for it.
-	hello, err := i.Client.Hello(ctx, to.Address)
-	switch {
-	case err != nil:
-		return i.unanswered(port, fromControl(StageAdmit, err)), 0
-	case hello.Instance == i.Node.Instance:
-		return skip(StageAdmit, Self, ScopeLocal, "%s at %s is this process itself", to.Name, to.Address), 0
+	if f := i.greet(ctx, port, to); f != nil {
+		return f, 0
 	}
 	asked := time.Now()
 	release, err := i.Node.acquire(ctx, port, spec.Heavy(), patience)
@@ -144,6 +143,38 @@ func (i *Initiator) attempt(ctx context.Context, spec Spec, to Target, r *Result
 }
 
 var errDeadline = errors.New("the session's deadline passed")
+
+// acquainted is how long a peer that took part in a whole session is taken to be there.
+const acquainted = time.Minute
+
+// met notes that a peer took part in a whole session.
+func (i *Initiator) met(addr string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.peers == nil {
+		i.peers = map[string]time.Time{}
+	}
+	i.peers[addr] = time.Now()
+}
+
+// greet finds out whether anybody is there before the port is taken: a dead peer must not keep others waiting for it.
+func (i *Initiator) greet(ctx context.Context, port *LocalPort, to Target) *failure {
+	i.mu.Lock()
+	last, known := i.peers[to.Address]
+	delete(i.peers, to.Address) // until it does so again
+	i.mu.Unlock()
+	if known && time.Since(last) < acquainted {
+		return nil
+	}
+	hello, err := i.Client.Hello(ctx, to.Address)
+	switch {
+	case err != nil:
+		return i.unanswered(port, fromControl(StageAdmit, err))
+	case hello.Instance == i.Node.Instance:
+		return skip(StageAdmit, Self, ScopeLocal, "%s at %s is this process itself", to.Name, to.Address)
+	}
+	return nil
+}
 
 // unanswered looks behind a peer that was not reached: a node whose own address is gone reaches nobody.
 func (i *Initiator) unanswered(port *LocalPort, f *failure) *failure {
@@ -248,17 +279,17 @@ const latencyScratch = 1 << 16
 func (s *initiation) runs(ctx context.Context) *failure {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	renewed := make(chan struct{})
+	renewed, session := make(chan struct{}), s.session
 	go func() {
 		defer close(renewed)
-		s.renew(ctx, cancel)
+		s.renew(ctx, session, cancel)
 	}()
 	defer func() {
 		cancel(nil)
 		<-renewed
 	}()
-	for _, size := range s.spec.Sizes {
-		run, f := s.run(ctx, size)
+	for n, size := range s.spec.Sizes {
+		run, f := s.run(ctx, size, n == len(s.spec.Sizes)-1)
 		if f != nil {
 			return f
 		}
@@ -268,7 +299,7 @@ func (s *initiation) runs(ctx context.Context) *failure {
 }
 
 // renew keeps the lease; a peer that does not renew it is gone, and the run with it.
-func (s *initiation) renew(ctx context.Context, cancel context.CancelCauseFunc) {
+func (s *initiation) renew(ctx context.Context, session *control.Session, cancel context.CancelCauseFunc) {
 	t := time.NewTicker(seconds(s.rep.Lease) / 3)
 	defer t.Stop()
 	for {
@@ -276,7 +307,7 @@ func (s *initiation) renew(ctx context.Context, cancel context.CancelCauseFunc) 
 		case <-ctx.Done():
 			return
 		case <-t.C:
-			if err := s.session.Renew(ctx); err != nil && ctx.Err() == nil {
+			if err := session.Renew(ctx); err != nil && ctx.Err() == nil {
 				cancel(err)
 				return
 			}
@@ -285,7 +316,7 @@ func (s *initiation) renew(ctx context.Context, cancel context.CancelCauseFunc) 
 }
 
 // run measures at one message size: warm-up, barrier, timed part, barrier.
-func (s *initiation) run(ctx context.Context, size int) (*Run, *failure) {
+func (s *initiation) run(ctx context.Context, size int, last bool) (*Run, *failure) {
 	if err := s.ep.Arm(size); err != nil {
 		return nil, setupFailure(err)
 	}
@@ -316,9 +347,13 @@ func (s *initiation) run(ctx context.Context, size int) (*Run, *failure) {
 		return nil, f
 	}
 	sent += res.Posted
-	rep, err := s.session.Finish(ctx, control.FinishRequest{Sent: sent})
+	rep, err := s.session.Finish(ctx, control.FinishRequest{Sent: sent, Last: last})
 	if err != nil {
 		return nil, s.lost(ctx, StageVerify, err)
+	}
+	if last {
+		s.session = nil
+		s.i.met(s.to.Address)
 	}
 	s.r.Evidence.Remote = s.r.Evidence.Remote.add((*EndEvidence)(rep.Evidence))
 	if rep.Error != nil {

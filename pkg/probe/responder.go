@@ -327,6 +327,9 @@ func (r *Responder) Finish(ctx context.Context, id string, req *control.FinishRe
 	if err != nil {
 		return nil, err
 	}
+	if req.Last {
+		defer s.end("finished")
+	}
 	defer done()
 	rep := &control.FinishReply{}
 	if s.loop != nil {
