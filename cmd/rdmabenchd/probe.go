@@ -89,9 +89,9 @@ func (f *probeFlags) run(ctx context.Context, env *environment) error {
 	log := env.logger()
 	node := oneShotNode(log, func(string) bool { return true }, f.gid)
 	defer node.Close()
-	device, port, err := f.pick(node)
-	if err != nil {
-		return err
+	device, port, pickErr := f.pick(node)
+	if pickErr != nil && f.output != "json" {
+		return pickErr
 	}
 	client := control.NewClient()
 	defer client.CloseIdle()
@@ -112,8 +112,11 @@ func (f *probeFlags) run(ctx context.Context, env *environment) error {
 	} else if r.Usable() {
 		printResult(env.stdout, spec, r)
 	}
-	if r.Usable() {
+	switch {
+	case r.Usable():
 		return nil
+	case pickErr != nil:
+		return pickErr // the same in a few words, and its exit code
 	}
 	code := exitFailed
 	if *r.Scope == probe.ScopeLocal && noDevice[*r.Reason] {
@@ -128,12 +131,14 @@ var noDevice = map[probe.Reason]bool{
 	probe.NoGID: true, probe.GIDNotAssigned: true, probe.Permission: true, probe.DeviceRemoved: true, probe.TransportUnsupported: true,
 }
 
-// pick finds the port to probe from: what the flags name, else the first that is usable.
+// pick finds the port to probe from: what the flags name, else the first that is usable. With an error it names the port
+// that was wanted, if any, so that a result can say the same.
 func (f *probeFlags) pick(n *probe.Node) (device string, port int, err error) {
 	ports, err := n.Ports()
 	if err != nil {
 		return "", 0, &exitError{exitNoDevice, err}
 	}
+	device, port = f.device, max(f.port, 1)
 	var names []string
 	for _, p := range ports {
 		names = append(names, p.Key())
@@ -144,18 +149,20 @@ func (f *probeFlags) pick(n *probe.Node) (device string, port int, err error) {
 			return p.Device, p.Port, nil
 		}
 		if err == nil {
-			err = fmt.Errorf("%s: %s", p.Reason, p.Detail)
+			device, port, err = p.Device, p.Port, fmt.Errorf("%s: %s", p.Reason, p.Detail)
 		}
 	}
 	switch {
 	case err != nil:
-		return "", 0, &exitError{exitNoDevice, err}
-	case len(ports) == 0:
-		return "", 0, anyUsable(n)
-	case f.device == "" && f.port == 0:
-		return "", 0, anyUsable(n)
+		return device, port, &exitError{exitNoDevice, err}
+	case len(ports) == 0, f.device == "" && f.port == 0:
+		return device, port, anyUsable(n)
 	}
-	return "", 0, &exitError{exitUsage, fmt.Errorf("device %s port %d is not there: this node has %s", f.device, f.port, strings.Join(names, ", "))}
+	what := "device " + f.device
+	if f.port != 0 {
+		what = strings.TrimSpace(what + fmt.Sprintf(" port %d", f.port))
+	}
+	return device, port, &exitError{exitUsage, fmt.Errorf("%s is not there: this node has %s", what, strings.Join(names, ", "))}
 }
 
 func printProgress(w io.Writer, p probe.Progress) {
