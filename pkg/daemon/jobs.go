@@ -31,7 +31,7 @@ func (d *Daemon) jobs(cfg *config.Config) []schedule.Job {
 			return schedule.Job{
 				Name: name, Schedule: p.Schedule, Jitter: p.Jitter, Definition: fmt.Sprintf("%+v %+v", spec, targets),
 				Timeout: time.Duration(max(1, len(to))) * maxPorts * (spec.Deadline + spec.Wait),
-				Run:     func(ctx context.Context) { d.visit(ctx, spec, targets) },
+				Run:     func(ctx context.Context, _ time.Time) { d.visit(ctx, spec, targets) },
 			}
 		}
 		if spec.Heavy() {
@@ -111,7 +111,7 @@ func (d *Daemon) visit(ctx context.Context, spec probe.Spec, targets []probe.Tar
 	}
 }
 
-func (d *Daemon) skipped(job string, why schedule.Skip, n int) {
+func (d *Daemon) skipped(job string, why schedule.Skip, _ time.Time, n int) {
 	if why == schedule.Missed {
 		d.exporter.Missed(probeOf(job), n)
 		return

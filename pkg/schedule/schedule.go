@@ -3,6 +3,7 @@
 //
 //   - [Parse] turns a cron spec into a [Schedule].
 //   - [Scheduler] runs jobs by their schedules.
+//   - [Slots] walks through the slots of a time-table by the wall clock.
 //   - [Gate] keeps heavy jobs alone on their port.
 package schedule
 
@@ -190,15 +191,70 @@ func (s Schedule) Next(t time.Time) time.Time {
 // Count returns how many firings fall into (from, to]. A cron schedule is counted up to 10,000,
 // a week of every minute.
 func (s Schedule) Count(from, to time.Time) int {
+	n, _ := s.count(from, to)
+	return n
+}
+
+// count is Count, with the last of the firings it counted; from if there is none.
+func (s Schedule) count(from, to time.Time) (n int, last time.Time) {
+	last = from
 	if s.every > 0 {
 		period := int64(s.every / time.Second)
-		return max(0, int(floorDiv(to.Unix(), period)-floorDiv(from.Unix(), period)))
+		end := floorDiv(to.Unix(), period)
+		if n = max(0, int(end-floorDiv(from.Unix(), period))); n > 0 {
+			last = time.Unix(end*period, 0).In(from.Location())
+		}
+		return n, last
 	}
-	n := 0
 	for t := s.Next(from); n < maxCount && !t.IsZero() && !t.After(to); t = s.Next(t) {
-		n++
+		n, last = n+1, t
+	}
+	return n, last
+}
+
+// Ordinal numbers the firings of s: of a firing t it returns the same number on every node and
+// after every restart, and one more than of the firing before it. That holds but for the days on
+// which the clocks of its zone are changed: a firing in the hour that comes twice has the same
+// number both times, and that of one in the hour that is left out is not used.
+func (s Schedule) Ordinal(t time.Time) int64 {
+	if s.every > 0 {
+		return floorDiv(t.Unix(), int64(s.every/time.Second))
+	}
+	c, ok := s.cron.(*cron.SpecSchedule)
+	if !ok {
+		return 0
+	}
+	wall := t.In(s.zone)
+	today := time.Date(wall.Year(), wall.Month(), wall.Day(), 0, 0, 0, 0, time.UTC)
+	var days int64 // with firings, before today
+	for d := reference; d.Before(today); d = d.AddDate(0, 0, 1) {
+		if onDay(c, d) {
+			days++
+		}
+	}
+	const minutes, hours = 1<<60 - 1, 1<<24 - 1
+	perHour, perDay := ones(c.Minute&minutes), ones(c.Hour&hours)
+	n := days * perHour * perDay
+	if onDay(c, today) {
+		n += ones(c.Hour&(1<<wall.Hour()-1))*perHour + ones(c.Minute&(1<<wall.Minute()-1)&-(c.Hour>>wall.Hour()&1))
 	}
 	return n
+}
+
+func ones(set uint64) int64 { return int64(bits.OnesCount64(set)) }
+
+// onDay reports whether c has firings on a day: its two fields for days are alternatives if
+// neither is a star, as the library does it.
+func onDay(c *cron.SpecSchedule, day time.Time) bool {
+	const star = 1 << 63
+	dom, dow := c.Dom>>day.Day()&1 != 0, c.Dow>>day.Weekday()&1 != 0
+	switch {
+	case c.Month>>day.Month()&1 == 0:
+		return false
+	case (c.Dom|c.Dow)&star != 0:
+		return dom && dow
+	}
+	return dom || dow
 }
 
 func floorDiv(a, b int64) int64 {

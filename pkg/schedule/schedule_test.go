@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func mustParse(t testing.TB, spec string) Schedule {
@@ -185,6 +187,43 @@ func TestCount(t *testing.T) {
 		if got := mustParse(t, tt.spec).Count(at(tt.from), at(tt.to)); got != tt.want {
 			t.Errorf("%q: %d firings in (%s, %s], want %d", tt.spec, got, tt.from, tt.to, tt.want)
 		}
+	}
+}
+
+// Each firing has the number after the one before it, on every node and whenever it is asked.
+func TestOrdinal(t *testing.T) {
+	for _, spec := range []string{
+		"@every 10s", "@every 36h", "0 2 * * *", "*/5 * * * *", "7,23 1-5,18 * * *", "0 3 * * Mon-Fri", "30 4 1,15 * *", "0 0 13 * Fri",
+		"15 6 29 2 *", "0 12 */2 Jan,Jun *", "@hourly", "@weekly", "@monthly", "@yearly", "TZ=Asia/Kolkata 0 0 * * *", "0 0 ? * *",
+	} {
+		s := mustParse(t, spec)
+		at := s.Next(time.Date(2026, time.December, 24, 13, 14, 15, 0, time.UTC))
+		for n, next := s.Ordinal(at), s.Next(at); next.Sub(at) > 0 && next.Year() < 2040 && n < s.Ordinal(at)+500; next = s.Next(next) {
+			if n++; s.Ordinal(next) != n {
+				t.Errorf("%q: firing %s has number %d, want %d", spec, next, s.Ordinal(next), n)
+				break
+			}
+		}
+	}
+	// Written down: another value after an update would make nodes of two versions disagree.
+	at := time.Date(2026, time.December, 2, 2, 0, 0, 0, time.UTC)
+	if got := mustParse(t, "0 2 * * *").Ordinal(at); got != 1066 {
+		t.Errorf("number %d, was 1066", got)
+	}
+	if got := (Schedule{}).Ordinal(at); got != 0 {
+		t.Errorf("the zero schedule has a firing %d", got)
+	}
+
+	// Where clocks change: the days go on, a firing of the repeated hour keeps its number.
+	nightly := mustParse(t, "TZ=Europe/Rome 30 2 * * *")
+	var got []int64
+	day := nightly.Next(time.Date(2026, time.October, 24, 0, 0, 0, 0, time.UTC))
+	for range 4 {
+		got = append(got, nightly.Ordinal(day)-1027)
+		day = nightly.Next(day)
+	}
+	if diff := cmp.Diff([]int64{0, 1, 1, 2}, got); diff != "" {
+		t.Errorf("around the end of summer time (-want +got):\n%s", diff)
 	}
 }
 

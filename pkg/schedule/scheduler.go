@@ -32,8 +32,9 @@ type Job struct {
 	// Definition stands for what Run does. A job is unchanged if its Name, Schedule, Jitter,
 	// Timeout and Definition are.
 	Definition string
-	// Run does the work. It must return soon after its context ends. It may panic.
-	Run func(context.Context)
+	// Run does the work of the firing due, which nodes with the same schedule agree on: neither jitter nor delay is in it. It
+	// must return soon after its context ends. It may panic.
+	Run func(ctx context.Context, due time.Time)
 }
 
 func (j Job) same(o Job) bool {
@@ -69,11 +70,11 @@ const (
 // Options are what a [Scheduler] needs of its surroundings. All are optional. The hooks are
 // called from several goroutines and must return at once.
 type Options struct {
-	Node    string                            // name of this node, for the phase of jobs
-	Log     *slog.Logger                      // gets panics
-	OnSkip  func(job string, why Skip, n int) // n runs of the job were skipped
-	OnPanic func(job string, recovered any)   // a run of the job panicked
-	now     func() time.Time                  // the wall clock; tests step it
+	Node    string                                           // name of this node, for the phase of jobs
+	Log     *slog.Logger                                     // gets panics
+	OnSkip  func(job string, why Skip, due time.Time, n int) // n runs of the job were skipped, at the firing due or from it on
+	OnPanic func(job string, recovered any)                  // a run of the job panicked
+	now     func() time.Time                                 // the wall clock; tests step it
 }
 
 // Scheduler runs jobs when they are due, each in its own goroutine, never two runs of one job at
@@ -115,7 +116,7 @@ func New(o Options) *Scheduler {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.OnSkip == nil {
-		o.OnSkip = func(string, Skip, int) {}
+		o.OnSkip = func(string, Skip, time.Time, int) {}
 	}
 	if o.OnPanic == nil {
 		o.OnPanic = func(string, any) {}
@@ -235,6 +236,7 @@ func (s *Scheduler) replan(now time.Time) {
 type skipped struct {
 	job string
 	why Skip
+	due time.Time
 	n   int
 }
 
@@ -245,7 +247,7 @@ func (s *Scheduler) pass(ctx context.Context, runs *sync.WaitGroup) time.Duratio
 	var skips []skipped
 	defer func() {
 		for _, k := range skips {
-			s.opt.OnSkip(k.job, k.why, k.n)
+			s.opt.OnSkip(k.job, k.why, k.due, k.n)
 		}
 	}()
 
@@ -258,16 +260,18 @@ func (s *Scheduler) pass(ctx context.Context, runs *sync.WaitGroup) time.Duratio
 	s.last = now
 	for len(s.queue) > 0 && s.queue[0].due(now) {
 		e := s.queue[0]
-		if n := e.Schedule.Count(e.next.Add(-e.phase), now.Add(-e.phase)); n > 0 {
-			skips = append(skips, skipped{e.Name, Missed, n})
+		missed := e.next.Add(-e.phase)
+		n, due := e.Schedule.count(missed, now.Add(-e.phase))
+		if n > 0 {
+			skips = append(skips, skipped{e.Name, Missed, missed, n})
 		}
 		e.plan(now)
 		heap.Fix(&s.queue, 0)
 		if s.running[e.Name] != nil {
-			skips = append(skips, skipped{e.Name, Overlap, 1})
+			skips = append(skips, skipped{e.Name, Overlap, due, 1})
 			continue
 		}
-		s.start(ctx, runs, e.Job)
+		s.start(ctx, runs, e.Job, due)
 	}
 	if len(s.queue) == 0 || s.queue[0].next.IsZero() {
 		return MaxSleep
@@ -275,8 +279,8 @@ func (s *Scheduler) pass(ctx context.Context, runs *sync.WaitGroup) time.Duratio
 	return min(MaxSleep, s.queue[0].next.Sub(now))
 }
 
-// start begins a run of j. The caller holds mu.
-func (s *Scheduler) start(ctx context.Context, runs *sync.WaitGroup, j Job) {
+// start begins the run of j for the firing due. The caller holds mu.
+func (s *Scheduler) start(ctx context.Context, runs *sync.WaitGroup, j Job, due time.Time) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s.running[j.Name] = cancel
 	runs.Go(func() {
@@ -295,7 +299,7 @@ func (s *Scheduler) start(ctx context.Context, runs *sync.WaitGroup, j Job) {
 		}()
 		ctx, cancel := context.WithTimeout(ctx, j.Timeout)
 		defer cancel()
-		j.Run(ctx)
+		j.Run(ctx, due)
 	})
 }
 

@@ -34,7 +34,7 @@ func newRig(t *testing.T, log *slog.Logger) *rig {
 	r.Scheduler = New(Options{
 		Node: "node1",
 		Log:  log,
-		OnSkip: func(job string, why Skip, n int) {
+		OnSkip: func(job string, why Skip, _ time.Time, n int) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.skips[job+" "+string(why)] += n
@@ -92,7 +92,7 @@ func sleepCtx(ctx context.Context, d time.Duration) {
 }
 
 func every(t *testing.T, name, spec string, run func(context.Context)) Job {
-	return Job{Name: name, Schedule: mustParse(t, spec), Timeout: time.Hour, Run: run}
+	return Job{Name: name, Schedule: mustParse(t, spec), Timeout: time.Hour, Run: func(ctx context.Context, _ time.Time) { run(ctx) }}
 }
 
 func TestSlowJobDelaysNobody(t *testing.T) {
@@ -187,6 +187,69 @@ func TestClock(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A run is told the firing it is for: without its jitter, and after a suspend the latest.
+func TestDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		var got []string
+		job := every(t, "rtt", "* * * * *", nil)
+		job.Jitter = 20 * time.Second
+		job.Run = func(_ context.Context, due time.Time) { got = append(got, due.Sub(r.start).String()) }
+		r.run(job)
+		time.Sleep(2*time.Minute + 30*time.Second)
+		r.setClock(24 * time.Hour)
+		time.Sleep(time.Minute)
+		r.stop()
+		if diff := cmp.Diff([]string{"0s", "1m0s", "2m0s", "24h2m0s", "24h3m0s"}, got); diff != "" {
+			t.Errorf("due (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// When a whole fleet restarts at once, nothing runs at once: each node waits for its own phase, which is the one it had before.
+func TestNoHerdAfterRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const nodes, jitter = 200, 30 * time.Second
+		start := time.Now()
+		starts := map[string][]time.Duration{}
+		var mu sync.Mutex
+		boot := func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			var fleet sync.WaitGroup
+			for i := range nodes {
+				node := fmt.Sprintf("node%d", i)
+				s := New(Options{Node: node})
+				job := Job{Name: "rtt", Schedule: mustParse(t, "*/5 * * * *"), Jitter: jitter, Timeout: time.Minute, Run: func(context.Context, time.Time) {
+					mu.Lock()
+					defer mu.Unlock()
+					starts[node] = append(starts[node], time.Since(start)%(5*time.Minute))
+				}}
+				if err := s.Replace([]Job{job}); err != nil {
+					t.Fatal(err)
+				}
+				fleet.Go(func() { _ = s.Run(ctx) })
+			}
+			time.Sleep(8*time.Minute + 17*time.Second)
+			cancel()
+			fleet.Wait()
+		}
+		boot()
+		boot()
+		var slices [10]int
+		for node, at := range starts {
+			if len(at) < 2 || at[0] != at[1] {
+				t.Fatalf("%s starts at %v of the period", node, at)
+			}
+			slices[at[0]*10/jitter]++
+		}
+		for i, n := range slices {
+			if n > nodes/5 {
+				t.Errorf("%d of %d nodes start in tenth %d of the jitter", n, nodes, i)
+			}
+		}
+	})
 }
 
 func TestNothingRunsAtStart(t *testing.T) {
