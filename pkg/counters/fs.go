@@ -47,6 +47,10 @@ type FS struct {
 	// a default; change it only before first use.
 	ReadTimeout time.Duration
 
+	// Proc is the root of the procfs that goes with the tree: the host's own for a mounted sysfs, else none (empty). Change it
+	// only before first use.
+	Proc string
+
 	root string
 	live bool // root is a mounted sysfs: netlink and ethtool speak of the same devices
 
@@ -61,6 +65,8 @@ type FS struct {
 	refused map[string]refusal   // by path of a counter
 	devices map[string]*Device   // as last read in full
 	ports   map[portKey]*PortReader
+	watched map[portKey]map[string]*watchedCount
+	fastest map[portKey]float64 // Gb/s
 }
 
 type portKey struct {
@@ -90,10 +96,13 @@ func NewFS(root string) *FS {
 		refused:     make(map[string]refusal),
 		devices:     make(map[string]*Device),
 		ports:       make(map[portKey]*PortReader),
+		watched:     make(map[portKey]map[string]*watchedCount),
+		fastest:     make(map[portKey]float64),
 	}
 	var st unix.Statfs_t
 	if unix.Statfs(fs.root, &st) == nil && st.Type == unix.SYSFS_MAGIC {
 		fs.live = true
+		fs.Proc = "/proc"
 		fs.ethtool = ethtoolStats
 	}
 	return fs
@@ -157,22 +166,10 @@ func (fs *FS) read(ctx context.Context, f Filter, full bool) (*Inventory, error)
 	if fs.live {
 		inv.Kernel = kernelRelease()
 	}
-	names, err := run(ctx, fs, "", func(l *lane) ([]string, error) {
-		if st, err := os.Stat(fs.root); err != nil {
-			return nil, err
-		} else if !st.IsDir() {
-			return nil, unix.ENOTDIR
-		}
-		names, err := l.list(fs.path("class", "infiniband"))
-		if errors.Is(err, unix.ENOENT) {
-			return nil, nil
-		}
-		return names, err
-	})
+	names, err := fs.names(ctx, f)
 	if err != nil {
-		return nil, fmt.Errorf("read sysfs at %s: %w", fs.root, err)
+		return nil, err
 	}
-	names = slices.DeleteFunc(names, func(n string) bool { return !f.Match(n) })
 	fs.forget(f, names)
 	inv.Seen = len(names)
 
@@ -210,6 +207,26 @@ func (fs *FS) read(ctx context.Context, f Filter, full bool) (*Inventory, error)
 		inv.Warnings = append(inv.Warnings, WarnNoDevice)
 	}
 	return inv, nil
+}
+
+// names lists the devices that the filter accepts.
+func (fs *FS) names(ctx context.Context, f Filter) ([]string, error) {
+	names, err := run(ctx, fs, "", func(l *lane) ([]string, error) {
+		if st, err := os.Stat(fs.root); err != nil {
+			return nil, err
+		} else if !st.IsDir() {
+			return nil, unix.ENOTDIR
+		}
+		names, err := l.list(fs.path("class", "infiniband"))
+		if errors.Is(err, unix.ENOENT) {
+			return nil, nil
+		}
+		return names, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read sysfs at %s: %w", fs.root, err)
+	}
+	return slices.DeleteFunc(names, func(n string) bool { return !f.Match(n) }), nil
 }
 
 // device reads one device; nil if it is gone. A device that doesn't answer is returned by its
@@ -275,6 +292,16 @@ func (fs *FS) forget(f Filter, present []string) {
 	for key := range fs.ports {
 		if gone(key.device) {
 			delete(fs.ports, key)
+		}
+	}
+	for key := range fs.watched {
+		if gone(key.device) {
+			delete(fs.watched, key)
+		}
+	}
+	for key := range fs.fastest {
+		if gone(key.device) {
+			delete(fs.fastest, key)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package counters
 import (
 	"cmp"
 	"math"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -315,12 +314,7 @@ func (l *lane) device(name, dir string, id ident) *Device {
 	var parent, function string
 	if p, err := l.resolve(dir + "/device"); err == nil {
 		parent = p
-		for f := p; len(f) > len(l.fs.root); f = filepath.Dir(f) {
-			if isBDF(filepath.Base(f)) {
-				function = f
-				break
-			}
-		}
+		function = l.functionAbove(p)
 	}
 	if function != "" {
 		d.PCI = l.pci(function)

@@ -1,0 +1,114 @@
+package counters
+
+import (
+	"strconv"
+	"strings"
+)
+
+// link reads the port's link, and how Ethernet treats its packets.
+func (r *reader) link(d *Device, p *Port, e *Environment) {
+	dir := d.dir + "/ports/" + strconv.Itoa(p.Port)
+	k := &e.Link
+	k.Netdev = p.Netdev
+	now := Port{Port: p.Port, LinkLayer: p.LinkLayer}
+	now.State, now.StateID = r.state(dir + "/state")
+	k.State = now.State
+	if text := field(r, "link.rate_gbps", dir+"/rate", asText); text != nil {
+		now.RateRaw = text
+		if gbps, ok := parseRate(*text); ok {
+			now.RateGbps = &gbps
+		}
+		k.Lanes = parseLanes(*text)
+	}
+	if p.Netdev != nil {
+		netdev := r.netdevDir(*p.Netdev)
+		k.NetdevMTU = field(r, "link.netdev_mtu", netdev+"/mtu", parseInt)
+		now.NetdevSpeedMbps = parsed(r.lane, netdev+"/speed", parseSpeed) // refuses where the link is down
+	}
+	if now.Active() || software(d.Driver) {
+		switch doubt := rateDoubt(d, &now); {
+		case doubt == "":
+			k.RateGbps = now.RateGbps
+		case now.NetdevSpeedMbps != nil:
+			k.RateGbps = new(float64(*now.NetdevSpeedMbps) / 1000)
+		}
+	}
+	if deref(p.LinkLayer) != "Ethernet" {
+		return
+	}
+	k.MaxMTU = new(4096)
+	if k.NetdevMTU != nil {
+		if mtu, ok := rdmaMTU(*k.NetdevMTU); ok && d.Transport != IWARP {
+			k.ActiveMTU = &mtu
+		}
+	}
+	if d.Transport == RoCE {
+		r.qos(d, p, e)
+	}
+}
+
+// parseLanes returns the width of "100 Gb/sec (4X EDR)".
+func parseLanes(rate string) *int {
+	_, rest, _ := strings.Cut(rate, "(")
+	n, _, ok := strings.Cut(rest, "X")
+	lanes, err := strconv.Atoi(n)
+	if !ok || err != nil || lanes < 1 {
+		return nil
+	}
+	return &lanes
+}
+
+// parseSpeed takes a netdev's speed in Mb/s; -1 and 4294967295 are the kernel's ways to say unknown.
+func parseSpeed(s string) (mbps int, ok bool) {
+	v, err := strconv.ParseInt(s, 10, 32)
+	return int(v), err == nil && v > 0
+}
+
+// qos reads what of the treatment of packets is in sysfs: rdma_cm's defaults, where somebody made the directory, and what the
+// vendor's package of mlx5 adds.
+func (r *reader) qos(d *Device, p *Port, e *Environment) {
+	q := &QoSState{}
+	e.QoS = q
+	if len(p.GIDs) > 0 {
+		q.RoCEv2 = new(len(p.RoCEv2GIDs) > 0)
+	}
+	port := strconv.Itoa(p.Port)
+	cm := r.fs.path("kernel", "config", "rdma_cm", d.Name, "ports", port)
+	q.DefaultMode = field(r, "qos.default_mode", cm+"/default_roce_mode", asText)
+	q.DefaultTOS = field(r, "qos.default_tos", cm+"/default_roce_tos", parseInt)
+	q.TrafficClass = field(r, "qos.traffic_class", d.dir+"/tc/"+port+"/traffic_class", func(s string) (int, bool) {
+		if s == "" { // none is forced
+			return 0, false
+		}
+		_, v, _ := strings.Cut(s, "=")
+		return parseInt(strings.TrimSpace(v))
+	})
+	if p.Netdev == nil {
+		return
+	}
+	netdev := r.netdevDir(*p.Netdev)
+	q.Trust = field(r, "qos.trust", netdev+"/qos/trust", asText)
+	if ecn := r.ecn(netdev); ecn != nil {
+		q.ECN = ecn
+	}
+}
+
+// ecn lists the priorities for which both ends of congestion control are on: notifying and reacting.
+func (r *reader) ecn(netdev string) []int {
+	var on []int
+	for prio := range 8 {
+		n := strconv.Itoa(prio)
+		np := field(r, "qos.ecn", netdev+"/ecn/roce_np/enable/"+n, parseSwitch)
+		rp := field(r, "qos.ecn", netdev+"/ecn/roce_rp/enable/"+n, parseSwitch)
+		if np == nil || rp == nil {
+			continue
+		}
+		if on == nil {
+			on = []int{}
+		}
+		if *np && *rp {
+			on = append(on, prio)
+		}
+	}
+	return on
+}
