@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -214,7 +215,13 @@ func printResult(w io.Writer, spec probe.Spec, r *probe.Result) {
 	t.Flush()
 	fmt.Fprintf(w, "\nresult: %s\n", r.Outcome)
 	for _, d := range r.TaintLog {
-		fmt.Fprintf(w, "  %s: %s %s grew by %d during the timed part\n", d.Taint, d.Side, d.Counter, d.Delta)
+		fmt.Fprintf(w, "  %s: %s\n", d.Taint, oneLine(d.String()))
+	}
+	blind := r.CannotTell()
+	for _, side := range []string{"local", "remote"} {
+		if slices.Contains(blind[side], string(probe.TaintRetransmit)) {
+			fmt.Fprintf(w, "  the %s device can't tell whether packets were sent again\n", side)
+		}
 	}
 }
 

@@ -42,6 +42,7 @@ type Config struct {
 	Devices Devices
 	Control Control
 	Limits  Limits
+	Taints  probe.Tolerances // what a result may show without being tainted
 	Peers   Peers
 	Probes  []Probe // in the order of the file; none means that this node only responds
 }

@@ -98,6 +98,9 @@ func TestDefaults(t *testing.T) {
 			if want := (Limits{Sessions: 64, Memory: 1 << 30, Message: 64 << 20, Lease: time.Minute}); c.Limits != want {
 				t.Errorf("limits %+v", c.Limits)
 			}
+			if diff := cmp.Diff(probe.DefaultTolerances(), c.Taints); diff != "" {
+				t.Errorf("taints (-want +got):\n%s", diff)
+			}
 			var got []string
 			for _, p := range c.Probes {
 				got = append(got, fmt.Sprint(p.Spec.Name, p.Spec.Kind, p.Spec.Op, p.Spec.Sizes, p.Schedule, p.Spec.Interval, p.Jitter))
@@ -122,6 +125,7 @@ node: {name: node1, labels: {rack: r12, site: NO}}
 devices: {include: ["mlx5_*", rxe1], exclude: ["*_bond_*"], gid: 3}
 control: {listen: "[fd00::1]:1", advertise: node1.example.org, insecure: yes}
 limits: {sessions: 8, memory: 2GB, message: 8 MiB, lease: 1m30s}
+taints: {retransmit: 5, out-of-order: 1, rnr: 2, timeout: 3, discards: 4, link-errors: 6, congestion: 0, pause: 1, foreign-traffic: 0.5}
 peers:
   static:
     - {name: node2, address: "10.9.0.2:18517", labels: {rack: r13}}
@@ -167,6 +171,10 @@ probes:
 		Devices: Devices{Include: []string{"mlx5_*", "rxe1"}, Exclude: []string{"*_bond_*"}, GIDIndex: 3},
 		Control: Control{Listen: "[fd00::1]:1", Advertise: "node1.example.org:18516", Insecure: true},
 		Limits:  Limits{Sessions: 8, Memory: 2e9, Message: 8 << 20, Lease: 90 * time.Second},
+		Taints: probe.Tolerances{
+			probe.TaintRetransmit: 5, probe.TaintOutOfOrder: 1, probe.TaintRNR: 2, probe.TaintTimeout: 3, probe.TaintDiscards: 4, probe.TaintLinkErrors: 6,
+			probe.TaintCongestion: 0, probe.TaintPause: 1, probe.TaintForeignTraffic: 0.5,
+		},
 		Peers: Peers{Static: []Peer{
 			{Name: "node2", Address: "10.9.0.2:18517", Labels: map[string]string{"rack": "r13"}},
 			{Name: "node3", Address: "[fd00::3]:18516"},
@@ -429,9 +437,17 @@ func TestShippedConfigs(t *testing.T) {
 		if !ok {
 			t.Fatal("the default probes are not shown")
 		}
-		text := string(data) + "\nprobes:\n" + strings.ReplaceAll(strings.ReplaceAll("\n"+commented, "\n# ", "\n"), "\n#", "\n")
+		_, taints, ok := strings.Cut(string(data), "\n# taints:\n")
+		taints, _, end := strings.Cut(taints, "\n\n")
+		if !ok || !end || strings.Count(taints, "\n")+1 != len(probe.Tolerable()) {
+			t.Fatalf("not every tolerance is shown:\n%s", taints)
+		}
+		uncomment := func(s string) string {
+			return strings.ReplaceAll(strings.ReplaceAll("\n"+s, "\n# ", "\n"), "\n#", "\n")
+		}
+		text := string(data) + "\ntaints:\n" + uncomment(taints) + "\nprobes:\n" + uncomment(commented)
 		if diff := cmp.Diff(string(read["minimal.yaml"].Effective()), string(mustParse(t, text, nil).Effective())); diff != "" {
-			t.Errorf("the probes in the comment are not the defaults (-default +comment):\n%s", diff)
+			t.Errorf("what is in the comments is not the default (-default +comment):\n%s", diff)
 		}
 	})
 	t.Run("lab", func(t *testing.T) {

@@ -494,7 +494,10 @@ func (o *object) get(key string) (string, *yaml.Node, bool) {
 	return s, n, ok
 }
 
-var plainInteger = regexp.MustCompile(`^(0|-?[1-9][0-9]*)$`)
+var (
+	plainInteger = regexp.MustCompile(`^(0|-?[1-9][0-9]*)$`)
+	plainNumber  = regexp.MustCompile(`^(0|[1-9][0-9]*)(\.[0-9]+)?$`)
+)
 
 // integer wants lo to hi; why, if not empty, is the reason for these bounds.
 func (o *object) integer(key string, lo, hi int, why string, dst *int) {
@@ -519,6 +522,20 @@ func because(why string) string {
 		return ""
 	}
 	return ": " + why
+}
+
+// share reads a number from 0 to 1.
+func (o *object) share(key string, dst *float64) {
+	s, n, ok := o.get(key)
+	if !ok {
+		return
+	}
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || !plainNumber.MatchString(s) || v > 1 {
+		o.errorf(n, o.join(key), "%q is not a share; write a number from 0 to 1, such as 0.05", clip(s, maxName))
+		return
+	}
+	*dst = v
 }
 
 func (o *object) duration(key string, lo, hi time.Duration, dst *time.Duration) {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"gopkg.in/yaml.v3"
+
+	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 )
 
 // Effective returns the configuration as it is used: variables expanded, defaults filled in, in
@@ -33,6 +35,7 @@ func (c *Config) Effective() []byte {
 		"control", mapping("listen", c.Control.Listen, "advertise", c.Control.Advertise, "insecure", c.Control.Insecure),
 		"limits", mapping("sessions", c.Limits.Sessions, "memory", formatSize(c.Limits.Memory),
 			"message", formatSize(int64(c.Limits.Message)), "lease", c.Limits.Lease),
+		"taints", effectiveTaints(c.Taints),
 		"peers", mapping("static", static),
 		"probes", probes,
 	)
@@ -43,6 +46,14 @@ func (c *Config) Effective() []byte {
 		panic(err) // a tree of plain scalars always encodes, and a buffer takes everything
 	}
 	return out.Bytes()
+}
+
+func effectiveTaints(tolerances probe.Tolerances) tree {
+	m := mapping()
+	for _, t := range probe.Tolerable() {
+		m.add(string(t), scalar(strconv.FormatFloat(tolerances[t], 'f', -1, 64)))
+	}
+	return m
 }
 
 func (p Probe) effective() tree {

@@ -33,6 +33,7 @@ const (
 	maxSamples    = 10_000_000 // of a latency run, each of which is kept until the run ends
 	maxDepth      = 1 << 16
 	maxQPs        = 1024
+	maxEvents     = 1_000_000_000 // of a counter, to be put up with
 )
 
 func parse(name string, data []byte, env environment) (*Config, error) {
@@ -50,6 +51,7 @@ func parse(name string, data []byte, env environment) (*Config, error) {
 	d.readDevices(o.sub("devices"), c)
 	d.readControl(o.sub("control"), c)
 	d.readLimits(o.sub("limits"), c)
+	d.readTaints(o.sub("taints"), c)
 	d.readPeers(o.sub("peers"), c)
 	d.readProbes(o, c)
 	o.done("guards", "baseline", "history")
@@ -122,6 +124,23 @@ func (d *decoder) readLimits(o *object, c *Config) {
 	if message > l.Memory {
 		o.errorf(o.at("message"), o.join("message"), "%s is more than limits.memory, %s: no such message could ever be admitted",
 			formatSize(message), formatSize(l.Memory))
+	}
+	o.done()
+}
+
+// readTaints reads tolerances: a number of events, or a share.
+func (d *decoder) readTaints(o *object, c *Config) {
+	c.Taints = probe.DefaultTolerances()
+	for _, t := range probe.Tolerable() {
+		if slices.Contains(probe.Shares, t) {
+			share := c.Taints[t]
+			o.share(string(t), &share)
+			c.Taints[t] = share
+			continue
+		}
+		events := int(c.Taints[t])
+		o.integer(string(t), 0, maxEvents, "events at one end in the timed part", &events)
+		c.Taints[t] = float64(events)
 	}
 	o.done()
 }

@@ -132,7 +132,8 @@ func FuzzClientReply(f *testing.F) {
 		}
 		fin, err := (&Session{c: c, addr: "peer:1", id: "0f"}).Finish(t.Context(), FinishRequest{})
 		check(fin, err)
-		if err == nil && fin.Evidence != nil && (fin.Evidence.Counters == nil || fin.Evidence.Classes == nil || fin.Evidence.Moved == nil || fin.Evidence.Unknown == nil) {
+		if err == nil && fin.Evidence != nil && (fin.Evidence.Counters == nil || fin.Evidence.Classes == nil || fin.Evidence.Moved == nil || fin.Evidence.Unknown == nil ||
+			fin.Evidence.Traffic == nil || fin.Evidence.CannotTell == nil || fin.Evidence.Conditions == nil || len(fin.Evidence.Conditions) > maxConditions) {
 			t.Error("evidence with a nil map or list")
 		}
 	})

@@ -80,6 +80,7 @@ func (f *fakeService) Finish(ctx context.Context, id string, r *FinishRequest) (
 	return &FinishReply{Received: &seen, Rate: &rate, Evidence: &Evidence{
 		Device: "mlx5_0", Port: 1, Counters: map[string]uint64{"out_of_sequence": 2}, Classes: map[string]uint64{"sequence": 2},
 		Moved: map[string][]string{"sequence": {"out_of_sequence"}}, Unknown: []string{},
+		Traffic: map[string]uint64{"tx_bytes": 9}, CannotTell: []string{"pause"}, Conditions: []Condition{{Taint: "pcie-degraded", Check: "width", Detail: "x8 of x16"}},
 	}}, nil
 }
 

@@ -26,6 +26,8 @@ const (
 	MaxSession = 24 * time.Hour         // longest deadline and lease
 	maxDetail  = 1 << 10                // bytes, of what a peer says about an error
 	maxCounter = 256                    // bytes, of a counter's name
+
+	maxConditions = 32
 )
 
 // Reasons that this package itself gives; they are words of package probe's list.
@@ -203,6 +205,17 @@ type Evidence struct {
 	Classes  map[string]uint64   `json:"classes"`
 	Moved    map[string][]string `json:"moved"`
 	Unknown  []string            `json:"unknown"`
+
+	Traffic    map[string]uint64 `json:"traffic"`
+	CannotTell []string          `json:"cannot_tell"`
+	Conditions []Condition       `json:"conditions"`
+}
+
+// Condition is something about an end other than a counter that speaks against figures taken there.
+type Condition struct {
+	Taint  string `json:"taint"`  // a word of package probe's list
+	Check  string `json:"check"`  // what was looked at
+	Detail string `json:"detail"` // what was found and what should be, for a person
 }
 
 // ---- checks ----
@@ -370,4 +383,14 @@ func (e *Evidence) tidy() {
 		e.Moved[class] = append([]string{}, slices.DeleteFunc(names, bad)...)
 	}
 	e.Unknown = append([]string{}, slices.DeleteFunc(e.Unknown, bad)...)
+	if e.Traffic == nil {
+		e.Traffic = map[string]uint64{}
+	}
+	maps.DeleteFunc(e.Traffic, func(k string, _ uint64) bool { return bad(k) })
+	e.CannotTell = append([]string{}, slices.DeleteFunc(e.CannotTell, bad)...)
+	e.Conditions = append([]Condition{}, e.Conditions[:min(len(e.Conditions), maxConditions)]...)
+	for i := range e.Conditions {
+		c := &e.Conditions[i]
+		c.Taint, c.Check, c.Detail = printable(c.Taint, MaxName), printable(c.Check, MaxName), printable(c.Detail, maxDetail)
+	}
 }

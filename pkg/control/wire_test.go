@@ -291,7 +291,8 @@ func TestFinishReplyValidate(t *testing.T) {
 func TestFinishReplyTidiesEvidence(t *testing.T) {
 	var r FinishReply
 	body := `{"evidence": {"device": "rxe0", "port": 1, "counters": {"sent_pkts": 5, "a\u001b[2Jb": 1, "RcvHdrOvr,32": 2},
-		"moved": {"rnr": ["x\u0000", "rcvd_rnr_err"], "timeout": null}, "unknown": ["\n", "duplicate_request"], "newer": true}}`
+		"moved": {"rnr": ["x\u0000", "rcvd_rnr_err"], "timeout": null}, "unknown": ["\n", "duplicate_request"], "newer": true,
+		"traffic": {"tx_bytes": 7, "\u001b": 1}, "cannot_tell": ["pause", "\u0007"], "conditions": [{"taint": "pcie-degraded", "check": "a\nb", "detail": "\u001b[2J"}]}}`
 	if err := json.Unmarshal([]byte(body), &r); err != nil {
 		t.Fatal(err)
 	}
@@ -301,6 +302,7 @@ func TestFinishReplyTidiesEvidence(t *testing.T) {
 	want := &Evidence{
 		Device: "rxe0", Port: 1, Counters: map[string]uint64{"sent_pkts": 5, "RcvHdrOvr,32": 2}, Classes: map[string]uint64{},
 		Moved: map[string][]string{"rnr": {"rcvd_rnr_err"}, "timeout": {}}, Unknown: []string{"duplicate_request"},
+		Traffic: map[string]uint64{"tx_bytes": 7}, CannotTell: []string{"pause"}, Conditions: []Condition{{Taint: "pcie-degraded", Check: "a b", Detail: "?[2J"}},
 	}
 	if diff := cmp.Diff(want, r.Evidence); diff != "" {
 		t.Errorf("evidence (-want +got):\n%s", diff)

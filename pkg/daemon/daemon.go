@@ -72,7 +72,7 @@ func New(o Options) (*Daemon, error) {
 	d.node.Use = d.use
 	d.node.GIDIndex = func() int { return d.config().Devices.GIDIndex }
 	d.responder = probe.NewResponder(d.node, limits(cfg))
-	d.initiator = &probe.Initiator{Node: d.node, Client: d.client}
+	d.initiator = &probe.Initiator{Node: d.node, Client: d.client, Tolerances: func() probe.Tolerances { return d.config().Taints }}
 	d.exporter, err = exporter.New(exporter.Options{
 		Node: cfg.Node.Name, NodeLabels: cfg.Node.Labels, Version: o.Version, Revision: o.Revision, ClassicHistograms: o.ClassicHistograms,
 		Ports: &ports{node: d.node, fs: d.counters, filter: d.filter}, Sessions: d.responder.Sessions, Log: o.Log,

@@ -1,18 +1,22 @@
 package daemon
 
 import (
+	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 )
 
-// journal logs results: a failure when it begins, changes its reason or ends, everything else at debug level. A fleet whose
-// switch is down must not fill the disk.
+// journal logs results: a failure when it begins, changes its reason or ends, taints when they are other than before, everything
+// else at debug level. A fleet whose switch is down must not fill the disk.
 type journal struct {
-	log  *slog.Logger
-	mu   sync.Mutex
-	last map[journalKey]probe.Reason // of what fails now
+	log    *slog.Logger
+	mu     sync.Mutex
+	last   map[journalKey]probe.Reason // of what fails now
+	taints map[journalKey][]probe.Taint
 }
 
 type journalKey struct {
@@ -32,7 +36,19 @@ func (j *journal) note(r *probe.Result) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.last == nil {
-		j.last = map[journalKey]probe.Reason{}
+		j.last, j.taints = map[journalKey]probe.Reason{}, map[journalKey][]probe.Taint{}
+	}
+	if r.Usable() {
+		before := j.taints[key]
+		if len(r.Taints) > 0 {
+			j.taints[key] = r.Taints
+			at = append(at, slog.Any("taints", r.Taints), slog.String("evidence", evidenceText(r.TaintLog)))
+		} else {
+			delete(j.taints, key)
+		}
+		if !slices.Equal(before, r.Taints) && len(r.Taints) > 0 {
+			j.log.Info("figures are tainted", at...)
+		}
 	}
 	was, failing := j.last[key]
 	switch {
@@ -43,6 +59,21 @@ func (j *journal) note(r *probe.Result) {
 		delete(j.last, key)
 		j.log.Info("probe works again", append(at, slog.String("was", string(was)))...)
 	default:
-		j.log.Debug("probe "+string(r.Outcome), append(at, slog.Any("taints", r.TaintLog))...)
+		j.log.Debug("probe "+string(r.Outcome), at...)
 	}
+}
+
+// maxEvidence bounds a line of the log; the whole is in the result.
+const maxEvidence = 8
+
+func evidenceText(details []probe.TaintDetail) string {
+	var parts []string
+	for i, d := range details {
+		if i == maxEvidence {
+			parts = append(parts, fmt.Sprintf("and %d more", len(details)-i))
+			break
+		}
+		parts = append(parts, string(d.Taint)+": "+d.String())
+	}
+	return strings.Join(parts, "; ")
 }

@@ -169,6 +169,7 @@ func TestStatusPage(t *testing.T) {
 	tainted := bandwidthResult("n2", 20e9)
 	tainted.Outcome, tainted.Taints = probe.Tainted, []probe.Taint{probe.TaintPause}
 	tainted.TaintLog = []probe.TaintDetail{{Taint: probe.TaintPause, Side: "remote", Counter: "pause", Delta: 77}}
+	tainted.Evidence.Local = &probe.EndEvidence{CannotTell: []string{"retransmit"}}
 	e.Observe(tainted)
 
 	w := get(e, "/")
@@ -180,6 +181,7 @@ func TestStatusPage(t *testing.T) {
 		"half-rtt, µs", "2.00", // p50 with its measure in the head
 		"160", "80.0 %", "64 KiB", "1 MiB", // bandwidth in Gb/s and of the line rate
 		"retry-exceeded", "(path)", "&lt;script&gt;", "port-down", "remote pause &#43;77",
+		"this end can&#39;t tell: retransmit; the peer can&#39;t tell: any taint by counters",
 	} {
 		if !strings.Contains(page, s) {
 			t.Errorf("no %q on the page", s)

@@ -226,12 +226,37 @@ func evidenceOf(r *probe.Result) []evidence {
 		var why []string
 		for _, d := range r.TaintLog {
 			if d.Taint == t {
-				why = append(why, fmt.Sprintf("%s %s +%d", d.Side, d.Counter, d.Delta))
+				why = append(why, d.String())
 			}
 		}
 		out[i].Why = strings.Join(why, ", ")
 	}
 	return out
+}
+
+// CannotTell says which taints an end has no signal of, which is not the same as their absence.
+func (r row) CannotTell() string {
+	by := r.Result.CannotTell()
+	told := func(taints []string) string {
+		if len(taints) == len(probe.Tolerable()) {
+			return "any taint by counters"
+		}
+		return strings.Join(taints, ", ")
+	}
+	local, remote := told(by["local"]), told(by["remote"])
+	var parts []string
+	switch {
+	case local != "" && local == remote:
+		parts = append(parts, "neither end can tell: "+local)
+	default:
+		if local != "" {
+			parts = append(parts, "this end can't tell: "+local)
+		}
+		if remote != "" {
+			parts = append(parts, "the peer can't tell: "+remote)
+		}
+	}
+	return strings.Join(parts, "; ")
 }
 
 // At is when the session ended.

@@ -1,24 +1,42 @@
 package probe
 
 import (
-	"maps"
 	"slices"
+
+	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 )
 
-// taintOf maps a class of counters to the taint that its growth during the timed part is evidence of. Classes not listed
-// (traffic, configuration, management) taint nothing.
-var taintOf = map[string]Taint{
-	"retransmit_local": TaintRetransmit,
-	"retransmit_peer":  TaintRetransmit,
-	"sequence":         TaintOutOfOrder,
-	"rnr":              TaintRNR,
-	"no_buffer":        TaintDiscards,
-	"timeout":          TaintTimeout,
-	"retry_exhausted":  TaintTimeout,
-	"congestion":       TaintCongestion,
-	"pause":            TaintPause,
-	"discard":          TaintDiscards,
-	"physical":         TaintLinkErrors,
+// signals are the taints that the counters of an end are evidence of, with the classes that each is found in. Classes not
+// listed (traffic, configuration, management) taint nothing.
+var signals = []struct {
+	taint   Taint
+	classes []counters.Class
+}{
+	{TaintRetransmit, []counters.Class{counters.RetransmitLocal, counters.RetransmitPeer}},
+	{TaintOutOfOrder, []counters.Class{counters.Sequence}},
+	{TaintRNR, []counters.Class{counters.RNR}},
+	{TaintTimeout, []counters.Class{counters.Timeout, counters.RetryExhausted}},
+	{TaintCongestion, []counters.Class{counters.Congestion}},
+	{TaintPause, []counters.Class{counters.Pause}},
+	{TaintDiscards, []counters.Class{counters.NoBuffer, counters.Discard}},
+	{TaintLinkErrors, []counters.Class{counters.Physical}},
+}
+
+// cannotTell lists the taints of which an end has no signal: its driver counts nothing of the kind, or what it counts could
+// not be read. They are neither there nor absent.
+func cannotTell(d *counters.Delta) []string {
+	out := []string{}
+	for _, s := range signals {
+		if !slices.ContainsFunc(s.classes, func(c counters.Class) bool { _, known := d.Classes[c]; return known }) {
+			out = append(out, string(s.taint))
+		}
+	}
+	if _, known := d.Traffic[counters.TxBytes]; !known {
+		if _, known = d.Traffic[counters.RxBytes]; !known {
+			out = append(out, string(TaintForeignTraffic))
+		}
+	}
+	return out
 }
 
 // add merges the evidence of a further timed part of the same port.
@@ -35,55 +53,28 @@ func (e *EndEvidence) add(o *EndEvidence) *EndEvidence {
 	for k, v := range o.Classes {
 		e.Classes[k] += v
 	}
+	for k := range e.Traffic {
+		if _, known := o.Traffic[k]; !known {
+			delete(e.Traffic, k) // the sum can't be told
+		}
+	}
+	for k := range e.Traffic {
+		e.Traffic[k] += o.Traffic[k]
+	}
 	for k, names := range o.Moved {
-		for _, n := range names {
-			if !slices.Contains(e.Moved[k], n) {
-				e.Moved[k] = append(e.Moved[k], n)
-			}
-		}
+		e.Moved[k] = union(e.Moved[k], names)
 	}
-	for _, u := range o.Unknown {
-		if !slices.Contains(e.Unknown, u) {
-			e.Unknown = append(e.Unknown, u)
-		}
-	}
+	e.Unknown = union(e.Unknown, o.Unknown)
+	e.CannotTell = union(e.CannotTell, o.CannotTell)
+	e.Conditions = union(e.Conditions, o.Conditions)
 	return e
 }
 
-// taint judges the result by its evidence and figures.
-func (r *Result) taint() {
-	add := func(t Taint, side, counter string, delta uint64) {
-		if !slices.Contains(r.Taints, t) {
-			r.Taints = append(r.Taints, t)
-		}
-		r.TaintLog = append(r.TaintLog, TaintDetail{Taint: t, Side: side, Counter: counter, Delta: delta})
-	}
-	for _, side := range []struct {
-		name string
-		e    *EndEvidence
-	}{{"local", r.Evidence.Local}, {"remote", r.Evidence.Remote}} {
-		if side.e == nil {
-			continue
-		}
-		for _, class := range slices.Sorted(maps.Keys(side.e.Classes)) {
-			t, ok := taintOf[class]
-			if !ok {
-				continue
-			}
-			for _, counter := range side.e.Moved[class] {
-				add(t, side.name, counter, side.e.Counters[counter])
-			}
+func union[T comparable](a, b []T) []T {
+	for _, v := range b {
+		if !slices.Contains(a, v) {
+			a = append(a, v)
 		}
 	}
-	for _, run := range r.Runs {
-		if run.Bandwidth != nil && run.short {
-			add(TaintShortRun, "local", "messages", run.Iterations)
-		}
-	}
-	if r.mtuReduced > 0 && r.MTU != nil {
-		add(TaintMTUReduced, "local", "mtu", uint64(*r.MTU))
-	}
-	if len(r.Taints) > 0 {
-		r.Outcome = Tainted
-	}
+	return a
 }

@@ -6,11 +6,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 )
 
 func evidence(counters, classes map[string]uint64, moved map[string][]string, unknown ...string) *EndEvidence {
-	e := &EndEvidence{Device: "rxe0", Port: 1, Counters: map[string]uint64{}, Classes: map[string]uint64{}, Moved: map[string][]string{}, Unknown: []string{}}
+	e := &EndEvidence{Device: "rxe0", Port: 1, Counters: map[string]uint64{}, Classes: map[string]uint64{}, Moved: map[string][]string{}, Unknown: []string{},
+		Traffic: map[string]uint64{}, CannotTell: []string{}, Conditions: []control.Condition{}}
 	for k, v := range counters {
 		e.Counters[k] = v
 	}
@@ -45,19 +47,19 @@ func TestEvidenceAddsUp(t *testing.T) {
 }
 
 func TestEveryClassOfCountersHasATaint(t *testing.T) {
-	for _, c := range counters.Classes {
-		if _, ok := taintOf[string(c)]; !ok {
-			t.Errorf("class %s taints nothing", c)
+	taints := map[counters.Class]int{}
+	for _, s := range signals {
+		for _, c := range s.classes {
+			taints[c]++
 		}
 	}
-	for c := range taintOf {
-		found := false
-		for _, known := range counters.Classes {
-			found = found || string(known) == c
+	for _, c := range counters.Classes {
+		if taints[c] != 1 {
+			t.Errorf("class %s is in %d taints", c, taints[c])
 		}
-		if !found {
-			t.Errorf("class %s is not one of package counters", c)
-		}
+	}
+	if len(taints) != len(counters.Classes) {
+		t.Errorf("%d classes taint, package counters has %d", len(taints), len(counters.Classes))
 	}
 }
 
@@ -80,35 +82,36 @@ func TestTaints(t *testing.T) {
 		}}, OK, []Taint{}, []TaintDetail{}},
 		{"this end sent again", Result{Evidence: Evidence{
 			Local: evidence(map[string]uint64{"completer_retry_err": 4}, map[string]uint64{"retransmit_local": 4}, map[string][]string{"retransmit_local": {"completer_retry_err"}}),
-		}}, Tainted, []Taint{TaintRetransmit}, []TaintDetail{{TaintRetransmit, "local", "completer_retry_err", 4}}},
+		}}, Tainted, []Taint{TaintRetransmit}, []TaintDetail{{Taint: TaintRetransmit, Side: "local", Counter: "completer_retry_err", Delta: 4}}},
 		{"the peer saw it twice", Result{Evidence: Evidence{
 			Remote: evidence(map[string]uint64{"duplicate_request": 2}, map[string]uint64{"retransmit_peer": 2}, map[string][]string{"retransmit_peer": {"duplicate_request"}}),
-		}}, Tainted, []Taint{TaintRetransmit}, []TaintDetail{{TaintRetransmit, "remote", "duplicate_request", 2}}},
+		}}, Tainted, []Taint{TaintRetransmit}, []TaintDetail{{Taint: TaintRetransmit, Side: "remote", Counter: "duplicate_request", Delta: 2}}},
 		{"both ends, one taint, all of the evidence", Result{Evidence: Evidence{
 			Local: evidence(map[string]uint64{"packet_seq_err": 1, "local_ack_timeout_err": 3}, map[string]uint64{"retransmit_local": 4, "timeout": 3},
 				map[string][]string{"retransmit_local": {"packet_seq_err", "local_ack_timeout_err"}, "timeout": {"local_ack_timeout_err"}}),
 			Remote: evidence(map[string]uint64{"out_of_sequence": 1, "duplicate_request": 1}, map[string]uint64{"sequence": 1, "retransmit_peer": 1},
 				map[string][]string{"sequence": {"out_of_sequence"}, "retransmit_peer": {"duplicate_request"}}),
-		}}, Tainted, []Taint{TaintRetransmit, TaintTimeout, TaintOutOfOrder}, []TaintDetail{
-			{TaintRetransmit, "local", "packet_seq_err", 1}, {TaintRetransmit, "local", "local_ack_timeout_err", 3}, {TaintTimeout, "local", "local_ack_timeout_err", 3},
-			{TaintRetransmit, "remote", "duplicate_request", 1}, {TaintOutOfOrder, "remote", "out_of_sequence", 1},
+		}}, Tainted, []Taint{TaintRetransmit, TaintOutOfOrder, TaintTimeout}, []TaintDetail{
+			{Taint: TaintRetransmit, Side: "local", Counter: "packet_seq_err", Delta: 1}, {Taint: TaintRetransmit, Side: "local", Counter: "local_ack_timeout_err", Delta: 3},
+			{Taint: TaintRetransmit, Side: "remote", Counter: "duplicate_request", Delta: 1}, {Taint: TaintOutOfOrder, Side: "remote", Counter: "out_of_sequence", Delta: 1},
+			{Taint: TaintTimeout, Side: "local", Counter: "local_ack_timeout_err", Delta: 3},
 		}},
 		{"congestion, pause and bit errors", Result{Evidence: Evidence{
 			Remote: evidence(map[string]uint64{"np_cnp_sent": 8, "ethtool/rx_prio3_pause": 2, "symbol_error": 1, "rx_discards_phy": 5},
 				map[string]uint64{"congestion": 8, "pause": 2, "physical": 1, "discard": 5},
 				map[string][]string{"congestion": {"np_cnp_sent"}, "pause": {"ethtool/rx_prio3_pause"}, "physical": {"symbol_error"}, "discard": {"rx_discards_phy"}}),
-		}}, Tainted, []Taint{TaintCongestion, TaintDiscards, TaintPause, TaintLinkErrors}, []TaintDetail{
-			{TaintCongestion, "remote", "np_cnp_sent", 8}, {TaintDiscards, "remote", "rx_discards_phy", 5},
-			{TaintPause, "remote", "ethtool/rx_prio3_pause", 2}, {TaintLinkErrors, "remote", "symbol_error", 1},
+		}}, Tainted, []Taint{TaintCongestion, TaintPause, TaintDiscards, TaintLinkErrors}, []TaintDetail{
+			{Taint: TaintCongestion, Side: "remote", Counter: "np_cnp_sent", Delta: 8}, {Taint: TaintPause, Side: "remote", Counter: "ethtool/rx_prio3_pause", Delta: 2},
+			{Taint: TaintDiscards, Side: "remote", Counter: "rx_discards_phy", Delta: 5}, {Taint: TaintLinkErrors, Side: "remote", Counter: "symbol_error", Delta: 1},
 		}},
 		{"too short for a rate", Result{Runs: []Run{{Iterations: 1, Bandwidth: &BandwidthStats{}, short: true}}},
-			Tainted, []Taint{TaintShortRun}, []TaintDetail{{TaintShortRun, "local", "messages", 1}}},
-		{"ports of unlike MTU", Result{MTU: &mtu, mtuReduced: 4096}, Tainted, []Taint{TaintMTUReduced}, []TaintDetail{{TaintMTUReduced, "local", "mtu", 1024}}},
+			Tainted, []Taint{TaintShortRun}, []TaintDetail{{Taint: TaintShortRun, Side: "local", Counter: "messages", Delta: 1}}},
+		{"ports of unlike MTU", Result{MTU: &mtu, mtuReduced: 4096}, Tainted, []Taint{TaintMTUReduced}, []TaintDetail{{Taint: TaintMTUReduced, Side: "local", Counter: "mtu", Delta: 1024, Limit: 4096}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := tt.result
 			r.Outcome, r.Taints, r.TaintLog = OK, []Taint{}, []TaintDetail{}
-			r.taint()
+			r.taint(nil)
 			if r.Outcome != tt.outcome {
 				t.Errorf("outcome %s, want %s", r.Outcome, tt.outcome)
 			}

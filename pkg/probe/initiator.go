@@ -44,6 +44,8 @@ type Initiator struct {
 	Client *control.Client
 	// OnProgress, if set, is called a few times a second while a run is under way.
 	OnProgress func(Progress)
+	// Tolerances, if set, gives those in force; else the defaults are.
+	Tolerances func() Tolerances
 
 	mu    sync.Mutex
 	peers map[string]time.Time // by address: those that were there a moment ago
@@ -66,7 +68,7 @@ func (i *Initiator) Probe(ctx context.Context, spec Spec, to Target, device stri
 	switch {
 	case f == nil:
 		r.Outcome = OK
-		r.taint()
+		r.taint(i.tolerances())
 	default:
 		if ctx.Err() != nil {
 			f = skip(f.stage, Cancelled, ScopeLocal, "cancelled: %s", context.Cause(ctx))
@@ -78,6 +80,13 @@ func (i *Initiator) Probe(ctx context.Context, spec Spec, to Target, device stri
 		r.Stage, r.Reason, r.Scope, r.Detail = &f.stage, &f.reason, &f.scope, &f.detail
 	}
 	return r
+}
+
+func (i *Initiator) tolerances() Tolerances {
+	if i.Tolerances == nil {
+		return nil
+	}
+	return i.Tolerances()
 }
 
 // attempts repeats a session that found a port busy until it gets it or spec.Wait is over. In between it holds nothing, so
@@ -347,6 +356,7 @@ func (s *initiation) run(ctx context.Context, size int, last bool) (*Run, *failu
 		return nil, f
 	}
 	sent += res.Posted
+	s.r.own.add(s.traffic(size, res.Posted, res.Elapsed.Seconds()))
 	rep, err := s.session.Finish(ctx, control.FinishRequest{Sent: sent, Last: last})
 	if err != nil {
 		return nil, s.lost(ctx, StageVerify, err)

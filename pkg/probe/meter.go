@@ -5,6 +5,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 )
 
@@ -36,6 +37,7 @@ func (m counterMeter) Start(ctx context.Context, device string, port int) func(c
 		}
 		e := &EndEvidence{
 			Device: device, Port: port, Counters: maps.Clone(d.Counters), Classes: map[string]uint64{}, Moved: map[string][]string{}, Unknown: d.Unknown,
+			Traffic: maps.Clone(d.Traffic), CannotTell: cannotTell(d), Conditions: []control.Condition{},
 		}
 		if e.Unknown == nil {
 			e.Unknown = []string{}

@@ -1,10 +1,12 @@
 package probe
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
 
@@ -45,6 +47,7 @@ type Result struct {
 	Evidence    Evidence `json:"evidence"`
 	Fingerprint *string  `json:"fingerprint"`
 
+	own        ownTraffic
 	mtuReduced int // bytes that one of the ports would carry, where the other's limit was below; 0: they agree
 }
 
@@ -54,6 +57,25 @@ type TaintDetail struct {
 	Side    string `json:"side"`    // local or remote
 	Counter string `json:"counter"` // the driver's own name, or what was compared
 	Delta   uint64 `json:"delta"`
+	Limit   uint64 `json:"limit"`          // what all counters of the taint were allowed, or what was expected
+	Note    string `json:"note,omitempty"` // for a person, where a number does not say it
+}
+
+// String says it to a person, without the taint's name.
+func (d TaintDetail) String() string {
+	switch {
+	case d.Note != "":
+		return fmt.Sprintf("%s %s: %s", d.Side, d.Counter, d.Note)
+	case d.Taint == TaintShortRun:
+		return fmt.Sprintf("%s %s: only %d", d.Side, d.Counter, d.Delta)
+	case d.Taint == TaintMTUReduced:
+		return fmt.Sprintf("%s %s: %d, and one of the ports has %d", d.Side, d.Counter, d.Delta, d.Limit)
+	case d.Taint == TaintForeignTraffic:
+		return fmt.Sprintf("%s %s: %d more than this session's, tolerated are %d", d.Side, d.Counter, d.Delta, d.Limit)
+	case d.Limit > 0:
+		return fmt.Sprintf("%s %s +%d, tolerated are %d", d.Side, d.Counter, d.Delta, d.Limit)
+	}
+	return fmt.Sprintf("%s %s +%d", d.Side, d.Counter, d.Delta)
 }
 
 // Run is the timed part of a session at one message size.
@@ -126,6 +148,13 @@ type EndEvidence struct {
 	Classes  map[string]uint64   `json:"classes"`  // normalised class to increase, docs/reasons.md
 	Moved    map[string][]string `json:"moved"`    // class to the counters of it that increased
 	Unknown  []string            `json:"unknown"`  // counters whose increase can't be told
+
+	// Traffic is all that passed the port, by tx_bytes, rx_bytes, tx_packets and rx_packets, as far as the driver counts it.
+	Traffic map[string]uint64 `json:"traffic"`
+	// CannotTell lists the taints that this end has no signal of. That there is no such taint says nothing then.
+	CannotTell []string `json:"cannot_tell"`
+	// Conditions are what else speaks against figures taken at this end.
+	Conditions []control.Condition `json:"conditions"`
 }
 
 // Usable reports whether the result carries figures.

@@ -247,7 +247,7 @@ func TestFigures(t *testing.T) {
 				t.Error("a histogram without figures, or figures without one")
 			}
 			r := &Result{Outcome: OK, Taints: []Taint{}, TaintLog: []TaintDetail{}, Runs: []Run{*got}, Evidence: Evidence{Local: evidence(nil, nil, nil)}}
-			r.taint()
+			r.taint(nil)
 			checkJSON(t, r)
 		})
 	}
