@@ -151,7 +151,7 @@ func (d *Device) NewEndpoint(s EndpointSpec) (*Endpoint, error) {
 	}
 	if rc := C.rb_ep_create(d.c, &attr, &e.c, &why); rc != 0 {
 		C.rb_ctl_free(e.ctl)
-		return nil, d.setupError(why, rc)
+		return nil, s.Memory.explain(d.setupError(why, rc))
 	}
 	d.endpoints.Add(1)
 	runtime.AddCleanup(e, func(c *C.struct_rb_ctl) { C.rb_ctl_free(c) }, e.ctl)

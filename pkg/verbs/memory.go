@@ -3,6 +3,12 @@ package verbs
 // #include "rb.h"
 import "C"
 
+import (
+	"errors"
+	"fmt"
+	"syscall"
+)
+
 // Memory says what an endpoint's buffer is to be. The zero value is pages of this host, wherever the kernel puts them, with
 // strict ordering.
 type Memory struct {
@@ -71,4 +77,12 @@ func memoryGot(c *C.struct_rb_ep, ring int) MemoryGot {
 		got.NUMANode = &node
 	}
 	return got
+}
+
+// explain adds what to do to the error of a buffer that could not be made.
+func (m Memory) explain(err error) error {
+	if m.GPU != nil && errors.Is(err, syscall.ENOSYS) {
+		return fmt.Errorf("%w: the memory of GPU %d takes a binary that was built with -tags dmabuf, and libcuda.so.1 on this node", err, *m.GPU)
+	}
+	return err
 }
