@@ -24,7 +24,9 @@ func oneShotNode(log *slog.Logger, use func(string) bool, gid int) *probe.Node {
 		host = "localhost"
 	}
 	_ = os.MkdirAll(daemon.LockDir, 0o755) // the gate says if it can't be used
-	n := probe.NewNode(host, schedule.NewGate(schedule.GateOptions{Dir: daemon.LockDir, Log: log}), probe.NewMeter(counters.NewFS("/sys")), log)
+	fs := counters.NewFS("/sys")
+	n := probe.NewNode(host, schedule.NewGate(schedule.GateOptions{Dir: daemon.LockDir, Log: log}), probe.NewMeter(fs), log)
+	n.Environments = probe.NewEnvironments(fs)
 	n.Use, n.GIDIndex = use, func() int { return gid }
 	return n
 }

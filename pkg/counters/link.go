@@ -18,7 +18,6 @@ func (r *reader) link(d *Device, p *Port, e *Environment) {
 		if gbps, ok := parseRate(*text); ok {
 			now.RateGbps = &gbps
 		}
-		k.Lanes = parseLanes(*text)
 	}
 	if p.Netdev != nil {
 		netdev := r.netdevDir(*p.Netdev)
@@ -28,7 +27,7 @@ func (r *reader) link(d *Device, p *Port, e *Environment) {
 	if now.Active() || software(d.Driver) {
 		switch doubt := rateDoubt(d, &now); {
 		case doubt == "":
-			k.RateGbps = now.RateGbps
+			k.RateGbps, k.Lanes = now.RateGbps, parseLanes(*now.RateRaw)
 		case now.NetdevSpeedMbps != nil:
 			k.RateGbps = new(float64(*now.NetdevSpeedMbps) / 1000)
 		}

@@ -70,6 +70,7 @@ func New(o Options) (*Daemon, error) {
 	gate := schedule.NewGate(schedule.GateOptions{Dir: LockDir, Log: o.Log})
 	d.node = probe.NewNode(cfg.Node.Name, gate, probe.NewMeter(d.counters), o.Log)
 	d.node.Use = d.use
+	d.node.Environments = probe.NewEnvironments(d.counters)
 	d.node.GIDIndex = func() int { return d.config().Devices.GIDIndex }
 	d.responder = probe.NewResponder(d.node, limits(cfg))
 	d.initiator = &probe.Initiator{Node: d.node, Client: d.client, Tolerances: func() probe.Tolerances { return d.config().Taints }}
@@ -196,6 +197,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.guard.run(ctx) })
 	g.Go(func() error { return d.watchPorts(ctx) })
+	g.Go(func() error { return d.watchEnvironment(ctx) })
 	g.Go(func() error {
 		s := control.Server{Service: d.responder, Guard: control.AddressGuard(d.guard.allowed), Log: d.log}
 		return s.Serve(ctx, d.listener)

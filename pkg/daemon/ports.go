@@ -120,7 +120,8 @@ func (p *ports) Ports(ctx context.Context) ([]exporter.PortState, error) {
 	}
 	var out []exporter.PortState
 	for _, lp := range list {
-		out = append(out, exporter.PortState{Device: lp.Device, Port: lp.Port, Usable: lp.Reason == "", Reason: lp.Reason, Detail: lp.Detail, Rail: lp.Rail})
+		out = append(out, exporter.PortState{Device: lp.Device, Port: lp.Port, Usable: lp.Reason == "", Reason: lp.Reason, Detail: lp.Detail, Rail: lp.Rail,
+			Environment: p.node.Environments.Latest(lp.Device, lp.Port)})
 	}
 	if inv == nil {
 		return out, err

@@ -1,6 +1,7 @@
 package exporter
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 )
 
@@ -75,6 +77,7 @@ func (c collector) collectPorts(b *batch) {
 		device string
 		port   int
 	}
+	devices := map[string]bool{}
 	seen := map[key]bool{} // two series with the same labels would spoil the scrape
 	for _, p := range c.ports {
 		device, port := clean(p.Device), itoa(p.Port)
@@ -82,7 +85,8 @@ func (c collector) collectPorts(b *batch) {
 			continue
 		}
 		seen[key{device, p.Port}] = true
-		info := []string{c.opt.Node, device, port, p.Rail, p.LinkLayer, p.Driver, p.Firmware, p.HCAType, p.BoardID, p.PCI, p.NUMANode, p.Netdev}
+		info := append([]string{c.opt.Node, device, port, p.Rail, p.LinkLayer, p.Driver, p.Firmware, p.HCAType, p.BoardID, p.PCI, p.NUMANode, p.Netdev},
+			environmentInfo(p.Environment)...)
 		for i := range info {
 			info[i] = clean(info[i])
 		}
@@ -96,9 +100,33 @@ func (c collector) collectPorts(b *batch) {
 			b.add(portUp, labels, truth(*p.Up))
 		}
 		b.maybe(portRate, labels, p.RateBytesPerSecond)
+		if !devices[device] {
+			devices[device] = true
+			b.count(environmentChanges, pairs(environmentChanges.labels, c.opt.Node, device), c.changes[device], c.created)
+		}
+		if p.Environment != nil {
+			for _, k := range p.Environment.Checks() {
+				if k.Verdict != counters.CheckUnknown {
+					b.add(environmentOK, with(labels, "check", string(k.Name)), truth(k.Verdict == counters.CheckOK))
+				}
+			}
+		}
 		c.collectCounts(b, portCounter, labels, "counter", p.Counters)
 		c.collectCounts(b, portEvents, labels, "class", p.Events)
 	}
+}
+
+// environmentInfo are the last labels of deviceInfo.
+func environmentInfo(e *counters.Environment) []string {
+	if e == nil {
+		return make([]string, 6)
+	}
+	f := e.Fingerprint()
+	pcie := ""
+	if p := e.PCI; p != nil && p.CurWidth != nil && p.CurGTS != nil {
+		pcie = fmt.Sprintf("x%d %g GT/s", *p.CurWidth, *p.CurGTS)
+	}
+	return []string{f.Facts["driver version"], f.Facts["kernel"], f.Facts["rdma-core"], pcie, f.Facts["RDMA MTU"], f.ID}
 }
 
 func (c collector) collectCounts(b *batch, m *metric, labels []*dto.LabelPair, label string, values map[string]uint64) {

@@ -41,7 +41,11 @@ var labelDocs = []struct{ name, text string }{
 	{"class", "what a counter's rise means, whatever the driver calls it: " + strings.Join(classNames(), ", ")},
 	{"state", "`ok`, `degraded`, `failing` or `unknown`"},
 	{"source", "what was read: `ports`"},
+	{"check", "a condition of the closed list in [environment.md](environment.md)"},
+	{"fingerprint", "16 hex digits, of what must be alike for figures to be comparable"},
 	{"version, revision, goversion", "of the build"},
+	{"driver_version, kernel, rdma_core", "versions of the software below; that of a driver in the kernel's tree is the kernel's"},
+	{"pcie, mtu", "PCIe link in use, and the RDMA MTU in bytes"},
 	{"link_layer, driver, fw_version, hca_type, board_id, pci, numa_node, netdev", "as the kernel tells them"},
 }
 
@@ -57,7 +61,7 @@ type fleet struct{ ports, probes, latencyPairs, ratePairs, histograms, failures,
 
 func (f fleet) elements(s scope) int {
 	return map[scope]int{
-		perNode: 1, perProbe: f.probes, perPort: f.ports, perPortCounter: f.ports * f.counters, perPortEvent: f.ports * len(counters.Classes),
+		perNode: 1, perProbe: f.probes, perPort: f.ports, perPortCounter: f.ports * f.counters, perPortEvent: f.ports * len(counters.Classes), perPortCheck: f.ports * len(counters.Checks), perDevice: f.ports,
 		perNIC: f.ports * f.probes, perFailure: f.failures, perHistogram: f.histograms,
 		perPair: f.latencyPairs + f.ratePairs, perLatencyPair: f.latencyPairs, perRatePair: f.ratePairs,
 	}[s]
@@ -125,7 +129,8 @@ func document() string {
 	}{
 		{"Per pair: port, probe, peer, size", []scope{perPair, perLatencyPair, perRatePair}, pairLabels},
 		{"Per port and probe", []scope{perNIC, perFailure, perHistogram}, nicLabels},
-		{"Per port", []scope{perPort, perPortCounter, perPortEvent}, portLabels},
+		{"Per port", []scope{perPort, perPortCounter, perPortEvent, perPortCheck}, portLabels},
+		{"Per device", []scope{perDevice}, environmentChanges.labels},
 		{"Per probe", []scope{perProbe}, probeInterval.labels},
 		{"Per node", []scope{perNode}, nil},
 	} {
@@ -166,7 +171,7 @@ func document() string {
 	p("- L: pairs, that is P × (peers × sizes, summed up over the probes), and never more than the limit of %d; Ll of them by latency probes, Lb by others", DefaultMaxPairs)
 	p("- H: histograms, that is P × (sizes × paths, summed up over the latency probes); each with classic buckets has %d series more", len(classicBounds)+2)
 	p("- F: combinations of stage, reason and scope that have happened, per port and probe")
-	p("- C: counters of a driver, E: classes of them, %d", len(counters.Classes))
+	p("- C: counters of a driver, E: classes of them, %d; K: conditions, %d; D: devices", len(counters.Classes), len(counters.Checks))
 	p("")
 	p("None of them grows with the fleet as long as a node's peers are bounded. For nodes of 8 ports with 60 counters each, a latency and a bandwidth probe of one size, 8 peers a port, 2 kinds of path:")
 	p("")

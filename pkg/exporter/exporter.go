@@ -23,6 +23,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 )
 
@@ -81,6 +82,8 @@ type PortState struct {
 	NUMANode  string
 	Netdev    string
 
+	Environment *counters.Environment // what it measures under
+
 	Counters map[string]uint64 // by the driver's own name
 	Events   map[string]uint64 // by class
 }
@@ -113,6 +116,7 @@ type Exporter struct {
 	ports    []PortState
 	portsErr error
 	portErrs float64
+	changes  map[string]float64 // of the environment, by device
 }
 
 // probeState is a configured probe.
@@ -146,7 +150,7 @@ func New(o Options) (*Exporter, error) {
 	e := &Exporter{
 		opt: o, registry: prometheus.NewRegistry(), started: now, created: timestamppb.New(now),
 		probes: map[string]*probeState{}, peers: map[string]bool{}, use: func(string) bool { return true },
-		nics: map[nicKey]*nic{}, pairs: map[pairKey]*pair{}, memory: newMemory(),
+		nics: map[nicKey]*nic{}, pairs: map[pairKey]*pair{}, memory: newMemory(), changes: map[string]float64{},
 	}
 	e.fixed.add(buildInfo, pairs(buildInfo.labels, clean(o.Version), clean(o.Revision), runtime.Version()), 1)
 	e.fixed.add(nodeMetric(o), nodeLabels(o), 1)
@@ -209,6 +213,15 @@ func (e *Exporter) Missed(name string, n int) {
 // Panicked counts a run of a probe that panicked.
 func (e *Exporter) Panicked(name string) { e.update(name, func(p *probeState) { p.panics++ }) }
 
+// EnvironmentChanged counts a change of a device's fingerprint.
+func (e *Exporter) EnvironmentChanged(device string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if device = clean(device); e.use(device) {
+		e.changes[device]++
+	}
+}
+
 func (e *Exporter) update(name string, f func(*probeState)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -253,6 +266,7 @@ func (e *Exporter) SetTargets(t Targets) {
 		})
 		return false
 	})
+	maps.DeleteFunc(e.changes, func(device string, _ float64) bool { return !e.use(device) })
 	maps.DeleteFunc(e.memory.last, func(k resultKey, _ *lastResult) bool {
 		return !peers[k.peer] || probes[k.probe] == nil || !e.use(k.device)
 	})

@@ -18,11 +18,13 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
@@ -54,8 +56,17 @@ func twoPorts() []PortState {
 			Device: "mlx5_0", Port: 1, Usable: true, Up: new(true), RateBytesPerSecond: new(25e9), Rail: "0", LinkLayer: "Ethernet", Driver: "mlx5",
 			Firmware: "28.39.1002", HCAType: "MT4129", BoardID: "MT_0000000838", PCI: "0000:18:00.0", NUMANode: "0", Netdev: "ens1np0",
 			Counters: map[string]uint64{"out_of_sequence": 3, "np_cnp_sent": 0}, Events: map[string]uint64{"sequence": 3, "congestion": 0},
+			Environment: halfWidth(),
 		},
 		{Device: "mlx5_1", Port: 1, Up: new(false), Reason: probe.PortDown, Detail: "mlx5_1 port 1 is in state DOWN", Rail: "1", LinkLayer: "Ethernet"},
+	}
+}
+
+// halfWidth is an environment in which one condition is bad, one is good and the others can't be told.
+func halfWidth() *counters.Environment {
+	return &counters.Environment{
+		Device: "mlx5_0", Port: 1, Visible: true, Driver: "mlx5", Versions: counters.Versions{Kernel: new("6.1.0"), RDMACore: new("44.0")},
+		PCI: &counters.PCIState{BDF: "0000:18:00.0", CurWidth: new(8), MaxWidth: new(16), CurGTS: new(32.0), MaxGTS: new(32.0)},
 	}
 }
 
@@ -627,5 +638,35 @@ func BenchmarkObserve(b *testing.B) {
 	r := latencyResult("n2", append(ns, 40_000_000)...)
 	for b.Loop() {
 		e.Observe(r)
+	}
+}
+
+// TestEnvironmentChanges: the counter is there from the first scrape, and gone with its device.
+func TestEnvironmentChanges(t *testing.T) {
+	source := &fakePorts{ports: twoPorts()}
+	e := newExporter(t, Options{Ports: source})
+	values := func() map[string]float64 {
+		got := map[string]float64{}
+		if f := scrape(t, e)["environment_changes_total"]; f != nil {
+			for _, m := range f.Metric {
+				for _, l := range m.Label {
+					if l.GetName() == "device" {
+						got[l.GetValue()] = m.GetCounter().GetValue()
+					}
+				}
+			}
+		}
+		return got
+	}
+	if diff := cmp.Diff(map[string]float64{"mlx5_0": 0, "mlx5_1": 0}, values()); diff != "" {
+		t.Errorf("at first (-want +got):\n%s", diff)
+	}
+	e.EnvironmentChanged("mlx5_1")
+	if diff := cmp.Diff(map[string]float64{"mlx5_0": 0, "mlx5_1": 1}, values()); diff != "" {
+		t.Errorf("after a change (-want +got):\n%s", diff)
+	}
+	source.set(nil, twoPorts()[0])
+	if diff := cmp.Diff(map[string]float64{"mlx5_0": 0}, values()); diff != "" {
+		t.Errorf("without the device (-want +got):\n%s", diff)
 	}
 }

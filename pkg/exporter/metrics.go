@@ -32,6 +32,8 @@ const (
 	perPort        scope = "P"
 	perPortCounter scope = "P·C"
 	perPortEvent   scope = "P·E"
+	perPortCheck   scope = "P·K"
+	perDevice      scope = "D"
 	perNIC         scope = "P·T" // a port and a probe
 	perFailure     scope = "F"
 	perHistogram   scope = "H"
@@ -97,7 +99,8 @@ var (
 		"Times that a source of metrics failed, which left its metrics incomplete.")
 
 	deviceInfo = define("device_info", gauge, perPort, 1,
-		also(portLabels, "rail", "link_layer", "driver", "fw_version", "hca_type", "board_id", "pci", "numa_node", "netdev"),
+		also(portLabels, "rail", "link_layer", "driver", "fw_version", "hca_type", "board_id", "pci", "numa_node", "netdev",
+			"driver_version", "kernel", "rdma_core", "pcie", "mtu", "fingerprint"),
 		"Always 1. What is known of an RDMA device and its port; empty where the driver doesn't tell.")
 	deviceUsable = define("device_usable", gauge, perPort, 1, portLabels,
 		"1 if probes can use the port, else 0; rdmabench_device_fault says why.")
@@ -111,6 +114,10 @@ var (
 		"Counters of the port by the driver's own names.")
 	portEvents = define("port_events_total", counter, perPortEvent, 1, also(portLabels, "class"),
 		"Events on the port by what they mean, summed up from the driver's counters. A driver that can't count a class doesn't have it.")
+	environmentOK = define("environment_ok", gauge, perPortCheck, 1, also(portLabels, "check"),
+		"1 if this condition is as it should be for a measurement from the port, 0 if figures may suffer from it. A condition that can't be told here is absent. docs/environment.md lists them.")
+	environmentChanges = define("environment_changes_total", counter, perDevice, 1, []string{"src", "device"},
+		"Times that the device's fingerprint became another one: figures from before and after are not alike. The log says what changed.")
 
 	probeInterval = define("probe_interval_seconds", gauge, perProbe, 1, []string{"src", "probe"},
 		"Time between two scheduled runs of the probe.")

@@ -43,6 +43,8 @@ type Node struct {
 	Use func(device string) bool
 	// GIDIndex gives the GID index to use; negative: chosen by content.
 	GIDIndex func() int
+	// Environments, if set, gives results their fingerprint.
+	Environments *Environments
 	// Instance identifies this process in handshakes. NewNode makes it.
 	Instance string
 

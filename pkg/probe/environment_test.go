@@ -1,0 +1,89 @@
+package probe
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
+	"github.com/rdmabenchd/rdmabenchd/pkg/counters/sysfstest"
+	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
+)
+
+func TestEnvironments(t *testing.T) {
+	root := sysfstest.Tree(t, "pcie-degraded")
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const width = "devices/pci0000:40/0000:40:01.1/0000:41:00.0/current_link_width"
+	synctest.Test(t, func(t *testing.T) {
+		e := NewEnvironments(counters.NewFS(root))
+		n := &Node{Environments: e}
+		ports := []LocalPort{
+			{Device: "mlx5_0", Port: 1, State: verbs.Port{ActiveMTU: 1024, MaxMTU: 4096}},
+			{Device: "nullverbs0", Port: 1}, // one that sysfs does not show
+		}
+		refresh := func() []EnvironmentChange {
+			t.Helper()
+			changes, err := e.Refresh(t.Context(), ports)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return changes
+		}
+		if e.Latest("mlx5_0", 1) != nil {
+			t.Error("an environment before any was read")
+		}
+		if changes := refresh(); len(changes) > 0 {
+			t.Errorf("changes at first: %v", changes)
+		}
+		first := n.fingerprint(t.Context(), &ports[0])
+		if mtu := e.Latest("mlx5_0", 1).Link.ActiveMTU; mtu == nil || *mtu != 1024 {
+			t.Errorf("MTU %v is not the one of verbs", mtu)
+		}
+		if other := n.fingerprint(t.Context(), &ports[1]); other == nil || *other == *first {
+			t.Errorf("fingerprint %v of a device that sysfs does not show", other)
+		}
+
+		write(width, "4\n")
+		if got := n.fingerprint(t.Context(), &ports[0]); *got != *first {
+			t.Error("a probe read the environment anew")
+		}
+		changes := refresh()
+		if len(changes) != 1 || changes[0].Device != "mlx5_0" || changes[0].Was != *first || changes[0].Is != *n.fingerprint(t.Context(), &ports[0]) {
+			t.Fatalf("changes: %v", changes)
+		}
+		if diff := cmp.Diff([]string{"PCIe width changed 8 → 4"}, changes[0].What); diff != "" {
+			t.Errorf("words (-want +got):\n%s", diff)
+		}
+		if changes := refresh(); len(changes) > 0 {
+			t.Errorf("the same change again: %v", changes)
+		}
+
+		// Without a daemon that refreshes, a reading does not last for ever.
+		write(width, "2\n")
+		time.Sleep(environmentAge)
+		if w := e.Of(t.Context(), &ports[0]).PCI.CurWidth; *w != 2 {
+			t.Errorf("width %d after the reading grew old", *w)
+		}
+
+		ports = ports[1:]
+		refresh()
+		if e.Latest("mlx5_0", 1) != nil {
+			t.Error("a port that is gone is remembered")
+		}
+	})
+}
+
+func TestNoEnvironments(t *testing.T) {
+	if got := (&Node{}).fingerprint(t.Context(), &LocalPort{Device: "mlx5_0", Port: 1}); got != nil {
+		t.Errorf("fingerprint %v of nothing", got)
+	}
+}

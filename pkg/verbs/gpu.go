@@ -1,7 +1,0 @@
-//go:build dmabuf
-
-package verbs
-
-// #cgo CFLAGS: -DRB_DMABUF
-// #cgo LDFLAGS: -ldl
-import "C"
