@@ -90,7 +90,7 @@ var figures = []figure{
 	{"bandwidth", peak, func(p *control.Point) *float64 { return p.Bandwidth }, FormatRate, true},
 	{"p50 latency", func(r *Row) *float64 { v, _ := quick(r); return v }, func(p *control.Point) *float64 { return p.P50 }, FormatSeconds, false},
 	{"p99 latency", func(r *Row) *float64 { _, v := quick(r); return v }, func(p *control.Point) *float64 { return p.P99 }, FormatSeconds, false},
-	{"retransmits per message", func(r *Row) *float64 { return r.Retransmits }, nil, formatShare, false},
+	{retransmitsName, func(r *Row) *float64 { return r.Retransmits }, nil, formatShare, false},
 }
 
 func (r *Report) probes() []string {
@@ -144,7 +144,7 @@ func (r *Report) matrices() (out []matrix, leftOut int) {
 					values[group(p)] = append(values[group(p)], *v)
 				}
 			}
-			if len(values) == 0 || fig.name == "retransmits per message" && !anyAbove(values, 1e-4) {
+			if len(values) == 0 || fig.name == retransmitsName && !anyAbove(values, 1e-4) {
 				continue
 			}
 			for _, v := range values {
@@ -227,7 +227,7 @@ func level(v, median float64, f figure) int {
 	if f.higher {
 		bad = 1 / bad
 	}
-	if f.name == "retransmits per message" {
+	if f.name == retransmitsName {
 		bad = (v + 1e-3) / (median + 1e-3)
 	}
 	for i, at := range []float64{1.05, 1.15, 1.4, 2, 4} {

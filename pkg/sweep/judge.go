@@ -27,6 +27,9 @@ const (
 
 var symptom = [families]string{"bandwidth", "latency", "loss", "failures"}
 
+// retransmitsName is of the metric that a row has once, not for each size.
+const retransmitsName = "retransmits per message"
+
 // metric is a figure of a row that is compared within its class.
 type metric struct {
 	name   string
@@ -50,7 +53,7 @@ var metrics = []metric{
 	{name: "p50 latency", family: latency, unit: FormatSeconds, effect: 1.25, value: func(_ *Row, p *control.Point) *float64 { return p.P50 }},
 	{name: "p99 latency", family: latency, unit: FormatSeconds, effect: 1.5, weak: true, value: func(_ *Row, p *control.Point) *float64 { return p.P99 }},
 	{name: "loss", family: loss, unit: formatShare, effect: 3, offset: 1e-4, value: func(_ *Row, p *control.Point) *float64 { return p.Loss }},
-	{name: "retransmits per message", family: loss, unit: formatShare, effect: 3, offset: 1e-3, weak: true, value: func(r *Row, _ *control.Point) *float64 { return r.Retransmits }},
+	{name: retransmitsName, family: loss, unit: formatShare, effect: 3, offset: 1e-3, weak: true, value: func(r *Row, _ *control.Point) *float64 { return r.Retransmits }},
 }
 
 // score maps a value so that larger is better and equal steps are equal ratios.
@@ -277,7 +280,7 @@ func (a *analysis) rate(j *judged) float64 {
 }
 
 func (a *analysis) class(j *judged, m int, size int) class {
-	if metrics[m].name == "retransmits per message" {
+	if metrics[m].name == retransmitsName {
 		size = 0
 	}
 	return class{j.row.Probe, m, size, j.row.Rail, j.row.Path, a.rate(j)}
@@ -293,7 +296,7 @@ func eachValue(j *judged, visit func(m int, size int, v float64)) {
 			p := &j.row.Points[i]
 			if v := metrics[m].value(j.row, p); v != nil {
 				visit(m, p.Size, *v)
-				if metrics[m].name == "retransmits per message" {
+				if metrics[m].name == retransmitsName {
 					break // of the whole session
 				}
 			}

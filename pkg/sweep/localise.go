@@ -461,7 +461,11 @@ func evidence(f family, rows []*judged, of int) string {
 	if mid.limit {
 		than = "the limit is"
 	}
-	return fmt.Sprintf("%s is bad in %d of %d sessions: %s at %s, %s %s", name, len(rows), of, mid.metric.unit(mid.value), formatSize(mid.size), than, mid.metric.unit(mid.reference))
+	at := " at " + formatSize(mid.size)
+	if name == retransmitsName {
+		at = ""
+	}
+	return fmt.Sprintf("%s is bad in %d of %d sessions: %s%s, %s %s", name, len(rows), of, mid.metric.unit(mid.value), at, than, mid.metric.unit(mid.reference))
 }
 
 // compareRails looks for rails that are worse than the others as a whole, which a comparison within a rail can't see.

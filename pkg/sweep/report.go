@@ -415,7 +415,7 @@ func (r *Report) fill(a *analysis, in Input) {
 			rep.Verdict = own.Verdict
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+	for _, name := range slices.SortedFunc(maps.Keys(nodes), natural) {
 		n := nodes[name]
 		if blamedNode[name] {
 			n.Verdict = Unhealthy
@@ -455,6 +455,15 @@ func (r *Report) fill(a *analysis, in Input) {
 		}
 		r.Pairs = append(r.Pairs, p)
 	}
+}
+
+// natural orders node2 before node10.
+func natural(a, b string) int {
+	x, y := strings.TrimRight(a, "0123456789"), strings.TrimRight(b, "0123456789")
+	if x != y {
+		return strings.Compare(a, b)
+	}
+	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
 }
 
 // finite keeps what JSON can't hold out of a report.
