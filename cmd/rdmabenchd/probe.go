@@ -28,6 +28,9 @@ type probeFlags struct {
 	kind, transport, op  string
 	size                 string
 	allSizes             bool
+	ring                 string
+	relaxed              bool
+	gpu                  int
 	spec                 probe.Spec
 }
 
@@ -52,6 +55,10 @@ func addProbe(app *kingpin.Application, add func(string, func(context.Context, *
 	cmd.Flag("cq-mod", "One completion per so many sends.").Short('Q').IntVar(&f.spec.CQMod)
 	cmd.Flag("post-list", "Work requests per post.").Short('l').IntVar(&f.spec.PostList)
 	cmd.Flag("inline", "Bytes of inline data to ask the device for.").Short('I').IntVar(&f.spec.Inline)
+	cmd.Flag("huge-pages", "Take the buffers from huge pages, at both ends, where there are any.").BoolVar(&f.spec.Memory.HugePages)
+	cmd.Flag("ring", "Bytes that successive messages of a bandwidth or message-rate probe walk through at each end, such as 64MiB: above the size of the last-level cache it takes them to DRAM (default: each QP's stay in one place).").StringVar(&f.ring)
+	cmd.Flag("relaxed-ordering", "Register memory with relaxed ordering where the devices take it; never for write latency, which polls it.").Default("true").BoolVar(&f.relaxed)
+	cmd.Flag("gpu", "CUDA's number of the GPU whose memory this end uses, in a binary built with -tags dmabuf.").Default("-1").IntVar(&f.gpu)
 	cmd.Flag("mtu", "Path MTU in bytes (default: the smaller of both ports').").Short('m').IntVar(&f.spec.MTU)
 	cmd.Flag("service-level", "Service level.").Short('S').IntVar(&f.spec.ServiceLevel)
 	cmd.Flag("traffic-class", "Traffic class of the GRH: DSCP << 2.").IntVar(&f.spec.TrafficClass)
@@ -78,6 +85,17 @@ func (f *probeFlags) run(ctx context.Context, env *environment) error {
 			return &exitError{exitUsage, fmt.Errorf("--size: %w", err)}
 		}
 		spec.Sizes = []int{int(n)}
+	}
+	spec.Memory.StrictOrdering = !f.relaxed
+	if f.gpu >= 0 {
+		spec.Memory.GPU = &f.gpu
+	}
+	if f.ring != "" {
+		n, err := config.ParseSize(f.ring)
+		if err != nil {
+			return &exitError{exitUsage, fmt.Errorf("--ring: %w", err)}
+		}
+		spec.Memory.Ring = int(n)
 	}
 	spec = spec.WithDefaults()
 	if err := spec.Validate(); err != nil {
@@ -213,7 +231,8 @@ func printResult(w io.Writer, spec probe.Spec, r *probe.Result) {
 		}
 	}
 	t.Flush()
-	fmt.Fprintf(w, "\nresult: %s\n", r.Outcome)
+	fmt.Fprintf(w, "\nmemory: %s; of the peer: %s\n", memoryText(r.Memory), memoryText(r.PeerMemory))
+	fmt.Fprintf(w, "result: %s\n", r.Outcome)
 	for _, d := range r.TaintLog {
 		fmt.Fprintf(w, "  %s: %s\n", d.Taint, oneLine(d.String()))
 	}
@@ -223,6 +242,24 @@ func printResult(w io.Writer, spec probe.Spec, r *probe.Result) {
 			fmt.Fprintf(w, "  the %s device can't tell whether packets were sent again\n", side)
 		}
 	}
+}
+
+// memoryText is an end's memory in a few words.
+func memoryText(m *control.MemoryGot) string {
+	if m == nil {
+		return "not told"
+	}
+	text := m.Kind
+	if m.NUMANode != nil {
+		text += fmt.Sprintf(" on NUMA node %d", *m.NUMANode)
+	}
+	if m.RelaxedOrdering {
+		text += ", relaxed ordering"
+	}
+	if m.Ring > 0 {
+		text += fmt.Sprintf(", ring of %d bytes", m.Ring)
+	}
+	return text
 }
 
 // micros prints a quantile in µs; one that the samples can't carry is a dash.

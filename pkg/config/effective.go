@@ -77,6 +77,16 @@ func (p Probe) effective() tree {
 	if s.Timeout > 0 {
 		m.add("ack_timeout", s.Timeout)
 	}
+	if s.Memory != (probe.Memory{}) {
+		memory := mapping("huge_pages", s.Memory.HugePages, "relaxed_ordering", !s.Memory.StrictOrdering)
+		if s.Memory.Ring > 0 {
+			memory.add("ring", formatSize(int64(s.Memory.Ring)))
+		}
+		if s.Memory.GPU != nil {
+			memory.add("gpu", *s.Memory.GPU)
+		}
+		m.add("memory", memory.flow())
+	}
 	m.add("retry_count", max(0, s.Retries), "rnr_retry", max(0, s.RNRRetry), "deadline", s.Deadline,
 		"pairing", mapping("strategy", string(p.Pairing.Strategy)).flow())
 	return m

@@ -232,6 +232,18 @@ func (o *object) readProbe(limits Limits) Probe {
 	o.ackTimeout(&s.Timeout)
 	o.integer("retry_count", 0, 7, "the QP's field has 3 bits", &s.Retries)
 	o.integer("rnr_retry", 0, 7, "the QP's field has 3 bits", &s.RNRRetry)
+	memory := o.sub("memory")
+	memory.boolean("huge_pages", &s.Memory.HugePages)
+	var ring int64
+	memory.size("ring", 1, maxMessage, &ring)
+	relaxed := true
+	memory.boolean("relaxed_ordering", &relaxed)
+	s.Memory.Ring, s.Memory.StrictOrdering = int(ring), !relaxed
+	gpu := -1
+	if memory.integer("gpu", 0, 1023, "", &gpu); gpu >= 0 {
+		s.Memory.GPU = &gpu
+	}
+	memory.done()
 	o.duration("deadline", time.Second, 24*time.Hour, &s.Deadline)
 	o.noneIfZero("warmup", &s.Warmup)
 	o.noneIfZero("retry_count", &s.Retries)
@@ -276,6 +288,11 @@ func (o *object) together(s probe.Spec, limits Limits, told int) {
 		refuse("cq_mod", "%d is more than tx_depth, %d: the queue would be full before a completion comes; lower it or raise that", s.CQMod, s.TxDepth)
 	case s.CQMod%s.PostList != 0:
 		refuse("cq_mod", "%d is not a multiple of post_list, %d: a list would end without a completion", s.CQMod, s.PostList)
+	}
+	if need := 2 * int64(s.Memory.Ring); need > limits.Memory {
+		memory := o.sub("memory")
+		memory.errorf(memory.at("ring"), memory.join("ring"), "%s, one to send from and one to receive in, need %s of memory, more than limits.memory, %s; use a smaller one",
+			formatSize(int64(s.Memory.Ring)), formatSize(need), formatSize(limits.Memory))
 	}
 	largest := int64(slices.Max(s.Sizes))
 	if need := largest * int64(s.QPs); need > limits.Memory {

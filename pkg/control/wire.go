@@ -154,6 +154,8 @@ type OpenRequest struct {
 	Retries      int `json:"retries"`
 	RNRRetry     int `json:"rnr_retry"`
 
+	Memory Memory `json:"memory,omitzero"`
+
 	GIDs     []GID    `json:"gids"` // usable ones, best first; empty on InfiniBand without GRH
 	Endpoint Endpoint `json:"endpoint"`
 }
@@ -171,6 +173,23 @@ type OpenReply struct {
 	GID          *GID     `json:"gid,omitempty"` // the responder's
 	InitiatorGID *GID     `json:"initiator_gid,omitempty"`
 	Endpoint     Endpoint `json:"endpoint"`
+
+	Memory *MemoryGot `json:"memory,omitempty"` // of the responder's buffer; nil: it does not tell
+}
+
+// Memory is how the buffers of a session are to be made, at both ends.
+type Memory struct {
+	HugePages      bool `json:"huge_pages,omitempty"`
+	Ring           int  `json:"ring,omitempty"` // bytes that successive messages walk through
+	StrictOrdering bool `json:"strict_ordering,omitempty"`
+}
+
+// MemoryGot is what an end's buffer turned out to be.
+type MemoryGot struct {
+	Kind            string `json:"kind"`
+	NUMANode        *int   `json:"numa_node"` // nil: not known
+	RelaxedOrdering bool   `json:"relaxed_ordering"`
+	Ring            int    `json:"ring"`
 }
 
 // RunRequest readies the responder for messages of one size.
@@ -302,6 +321,7 @@ func (r *OpenRequest) Validate() error {
 	c.within("port", r.Port, 0, 255)
 	c.within("max_msg", r.MaxMsg, 1, MaxMessage)
 	c.within("rx_depth", r.RxDepth, 0, 1<<16)
+	c.within("ring", r.Memory.Ring, 0, MaxMessage)
 	c.that(r.MTU == 0 || slices.Contains(mtus, r.MTU), "MTU %d is none of %v", r.MTU, mtus)
 	c.seconds("deadline", r.Deadline, 0)
 	c.seconds("lease", r.Lease, MinLease)
@@ -336,6 +356,11 @@ func (r *OpenReply) Validate(req *OpenRequest) error {
 		c.that(slices.Contains(req.GIDs, *r.InitiatorGID), "initiator GID %q was not offered", r.InitiatorGID.Addr)
 	}
 	c.endpoint(&r.Endpoint, len(req.Endpoint.QPs), req.MaxMsg)
+	if m := r.Memory; m != nil {
+		c.name("memory kind", m.Kind)
+		c.within("ring", m.Ring, 0, MaxMessage)
+		c.that(m.NUMANode == nil || *m.NUMANode >= 0 && *m.NUMANode < 1<<16, "NUMA node is out of range")
+	}
 	c.that(r.MTU <= req.Endpoint.ActiveMTU && r.MTU <= r.Endpoint.ActiveMTU && (req.MTU == 0 || r.MTU == req.MTU),
 		"MTU %d does not suit ports with %d and %d, or the %d asked for", r.MTU, req.Endpoint.ActiveMTU, r.Endpoint.ActiveMTU, req.MTU)
 	return c.err

@@ -235,6 +235,8 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 			es.Samples = min(spec.Iterations, latencyScratch)
 		}
 	}
+	es.Memory = s.port.memory(spec.Memory.wire(), spec.Kind, spec.Op)
+	es.Memory.GPU = spec.Memory.GPU
 	if m := s.port.State.MaxMsg; m > 0 && uint64(es.MaxMsg) > uint64(m) {
 		return fail(StageSetup, ResourceLimit, ScopeLocal, "message size %d is above the limit of %s port %d, %d bytes", es.MaxMsg, s.port.Device, s.port.Port, m), 0
 	}
@@ -242,6 +244,7 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 	if s.ep, err = s.port.dev.NewEndpoint(es); err != nil {
 		return setupFailure(err), 0
 	}
+	s.r.Memory = memoryGot(s.ep.Memory())
 	psn := randomPSNs(spec.QPs)
 	s.req = &control.OpenRequest{
 		Minor: control.Minor, ID: newID(), Instance: s.i.Node.Instance, Host: s.i.Node.host,
@@ -250,7 +253,7 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 		Exclusive: spec.Heavy() || s.port.software, MaxMsg: es.MaxMsg, RxDepth: spec.RxDepth, MTU: spec.MTU, Deadline: spec.Deadline.Seconds(), Lease: leaseWanted.Seconds(),
 		ServiceLevel: spec.ServiceLevel, TrafficClass: spec.TrafficClass, FlowLabel: spec.FlowLabel,
 		Timeout: s.port.timeout(spec.Timeout), Retries: max(0, spec.Retries), RNRRetry: max(0, spec.RNRRetry),
-		GIDs: wireGIDs(s.port.GIDs), Endpoint: s.port.wireEndpoint(s.ep.Address(psn)),
+		Memory: spec.Memory.wire(), GIDs: wireGIDs(s.port.GIDs), Endpoint: s.port.wireEndpoint(s.ep.Address(psn)),
 	}
 	session, rep, err := s.i.Client.Open(ctx, s.to.Address, s.req)
 	if err != nil {
@@ -263,6 +266,7 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 	}
 	s.session, s.rep = session, rep
 	s.r.PeerDev, s.r.PeerPort, s.r.MTU = &rep.Device, &rep.Port, &rep.MTU
+	s.r.PeerMemory = rep.Memory
 	if rep.Host != "" && rep.Host == s.req.Host {
 		s.r.Path = "same_node"
 	}

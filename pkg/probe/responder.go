@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
 
@@ -110,6 +109,7 @@ func (r *Responder) Open(ctx context.Context, req *control.OpenRequest) (*contro
 		return nil, &control.Error{Reason: string(Self), Detail: "this is the asking process itself"}
 	}
 	es := endpointSpec(kind, transport, op, false, 0, len(req.Endpoint.QPs), req.MaxMsg, req.RxDepth)
+	es.Memory.HugePages, es.Memory.Ring = req.Memory.HugePages, req.Memory.Ring
 	s := &response{
 		r: r, req: req, memory: footprint(es), heavy: req.Exclusive || probe.Heavy(), release: func() {},
 		log: r.node.Log.With(slog.String("session", req.ID), slog.String("initiator", req.Node), slog.String("probe", req.Probe)),
@@ -129,12 +129,10 @@ func (r *Responder) Open(ctx context.Context, req *control.OpenRequest) (*contro
 	return rep, nil
 }
 
-// footprint is about what an endpoint takes: registered pages, two halves for each QP, and entries of its queues.
+// footprint is about what an endpoint takes: its registered buffer and entries of its queues.
 func footprint(es verbs.EndpointSpec) int64 {
 	const entry = 128
-	page := int64(os.Getpagesize())
-	half := (int64(es.MaxMsg)/page + 1) * page
-	return int64(es.QPs) * (2*half + entry*int64(es.TxDepth+es.RxDepth))
+	return es.BufferBytes() + int64(es.QPs)*entry*int64(es.TxDepth+es.RxDepth)
 }
 
 // admit takes a place for the session, with its lease running.
@@ -180,6 +178,7 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 	}
 	s.port, s.release, s.gid = port, release, -1
 	es.Port = port.Port
+	es.Memory = port.memory(s.req.Memory, Kind(s.req.Kind), es.Op)
 	if s.ep, err = port.dev.NewEndpoint(es); err != nil {
 		return nil, setupFailure(err).toControl()
 	}
@@ -188,6 +187,7 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 		Minor: control.Minor, Instance: n.Instance, Host: n.host, Node: n.Name, Device: port.Device, Port: port.Port, Lease: s.lease.Seconds(),
 		MTU:      min(port.State.ActiveMTU, s.req.Endpoint.ActiveMTU),
 		Endpoint: port.wireEndpoint(s.ep.Address(psn)),
+		Memory:   memoryGot(s.ep.Memory()),
 	}
 	if s.req.MTU > 0 {
 		if s.req.MTU > rep.MTU {

@@ -43,6 +43,9 @@ type Result struct {
 	MTU       *int            `json:"mtu"` // path MTU in use, bytes
 	QPs       int             `json:"qps"`
 
+	Memory     *control.MemoryGot `json:"memory"`      // of this end's buffer; nil: none was made
+	PeerMemory *control.MemoryGot `json:"peer_memory"` // nil: not told
+
 	Runs        []Run    `json:"runs"`
 	Evidence    Evidence `json:"evidence"`
 	Fingerprint *string  `json:"fingerprint"`

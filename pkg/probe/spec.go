@@ -40,6 +40,8 @@ type Spec struct {
 	PostList int // work requests per post
 	Inline   int // bytes of inline data to ask for
 
+	Memory Memory
+
 	MTU          int // path MTU in bytes; 0: the smaller of both ports' active MTU
 	ServiceLevel int
 	TrafficClass int
@@ -214,6 +216,9 @@ func (s Spec) Validate() error {
 		if size < 1 || size > control.MaxMessage {
 			return fmt.Errorf("message size %d is out of range 1 to %d", size, control.MaxMessage)
 		}
+	}
+	if err := s.Memory.validate(&s, slices.Max(s.Sizes)); err != nil {
+		return err
 	}
 	if s.MTU != 0 && !slices.Contains([]int{256, 512, 1024, 2048, 4096}, s.MTU) {
 		return fmt.Errorf("MTU %d: want 256, 512, 1024, 2048 or 4096", s.MTU)

@@ -31,6 +31,8 @@ type Endpoint struct {
 	spec EndpointSpec
 	ctl  *C.struct_rb_ctl // outlives c: Stop and Progress may come at any time
 
+	memory MemoryGot
+
 	// Inline is the inline data that the device granted, at most EndpointSpec.Inline bytes.
 	Inline int
 
@@ -135,6 +137,7 @@ func (d *Device) NewEndpoint(s EndpointSpec) (*Endpoint, error) {
 		cq_mod: C.int(s.CQMod), post_list: C.int(s.PostList), inline_max: C.int(s.Inline), msg_max: C.uint64_t(s.MaxMsg),
 		qkey: C.uint32_t(s.QKey), max_cqe: C.int(d.caps.MaxCQE), samples: C.uint64_t(s.Samples),
 	}
+	s.Memory.fill(&attr)
 	e := &Endpoint{dev: d, spec: s}
 	var why C.struct_rb_setup_error
 	d.mu.RLock()
@@ -148,11 +151,11 @@ func (d *Device) NewEndpoint(s EndpointSpec) (*Endpoint, error) {
 	}
 	if rc := C.rb_ep_create(d.c, &attr, &e.c, &why); rc != 0 {
 		C.rb_ctl_free(e.ctl)
-		return nil, d.setupError(why, rc)
+		return nil, s.Memory.explain(d.setupError(why, rc))
 	}
 	d.endpoints.Add(1)
 	runtime.AddCleanup(e, func(c *C.struct_rb_ctl) { C.rb_ctl_free(c) }, e.ctl)
-	e.Inline = int(e.c.inline_max)
+	e.Inline, e.memory = int(e.c.inline_max), memoryGot(e.c, s.Memory.Ring)
 	return e, nil
 }
 

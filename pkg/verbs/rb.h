@@ -1,4 +1,4 @@
-/* The C side of package verbs: control path in rb_device.c and rb_endpoint.c, data path in rb_run_*.c.
+/* The C side of package verbs: control path in rb_device.c, rb_endpoint.c and rb_memory.c, data path in rb_run_*.c.
  *
  * Conventions: every function returns 0 or -errno. Sizes are bytes, times nanoseconds unless a name says
  * ticks. Objects that outlive a call are allocated here, never in Go memory. */
@@ -84,6 +84,32 @@ struct rb_ep_attr {
 	uint32_t qkey; /* UD */
 	int max_cqe;
 	uint64_t samples; /* ticks kept before they go into the histogram; 0: no latency here */
+	/* memory */
+	uint64_t ring;  /* bytes that successive messages walk through, over all QPs; 0: each QP stays in one place */
+	int huge_pages;
+	int numa_node;  /* to prefer; negative: any */
+	int relaxed;    /* relaxed ordering is wanted */
+	int gpu;        /* CUDA's number of the GPU whose memory it is to be; negative: this host's */
+};
+
+enum rb_mem_kind { RB_MEM_PAGES, RB_MEM_TRANSPARENT, RB_MEM_HUGE, RB_MEM_GPU };
+
+/* What an endpoint's buffer turned out to be. */
+struct rb_mem {
+	enum rb_mem_kind kind;
+	int node;    /* of its first page; -1: not known */
+	int relaxed; /* registered with relaxed ordering */
+	void *map;   /* of this host, with map_len */
+	size_t map_len;
+	void *gpu_ctx; /* of a GPU */
+	unsigned long long gpu_mem;
+	int gpu_device, gpu_fd;
+};
+
+/* Where the messages of a run lie in a half of the buffer: one behind the other, and from the start again. */
+struct rb_ring {
+	uint64_t step;  /* bytes from one to the next: a multiple of a cache line, from 4 KiB on of 4 KiB */
+	uint64_t slots; /* 0 or 1: all at the same place */
 };
 
 /* One end of a connection as the other end must know it. */
@@ -109,6 +135,7 @@ struct rb_ep {
 	struct ibv_cq **scq, **rcq; /* ncq of each */
 	uint8_t *buf;
 	size_t buf_len, stride; /* stride: bytes of one QP's half */
+	struct rb_mem mem;
 	int qps, ncq;
 	int inline_max; /* granted */
 	struct rb_ep_attr a;
@@ -118,6 +145,8 @@ struct rb_ep {
 	int *rx_posted;    /* receives waiting, per QP */
 	uint64_t *samples; /* a.samples of scratch, touched */
 	uint8_t seq;       /* of the memory ping-pong */
+	struct rb_ring ring; /* of the size that receives are armed for */
+	uint64_t *rx_slot;   /* of the next receive, per QP */
 };
 
 struct rb_setup_error {
@@ -132,6 +161,10 @@ int rb_ep_connect(struct rb_ep *e, const struct rb_conn_attr *c, const uint32_t 
 void rb_ep_abort(struct rb_ep *e);
 /* Frees all; continues past errors and returns the first. */
 int rb_ep_destroy(struct rb_ep *e);
+
+/* Bytes of one QP's half of the buffer, and of the whole as it is allocated. */
+size_t rb_mem_stride(uint64_t msg_max, uint64_t ring, int qps);
+size_t rb_mem_bytes(uint64_t msg_max, uint64_t ring, int qps, int huge);
 
 static inline uint32_t rb_ep_qpn(const struct rb_ep *e, int i) { return e->qp[i]->qp_num; }
 static inline uint32_t rb_ep_rkey(const struct rb_ep *e) { return e->mr->rkey; }

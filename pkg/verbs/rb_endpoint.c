@@ -1,18 +1,12 @@
-#include "rb.h"
+#include "rb_memory.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 struct ibv_context *rb_dev_context(struct rb_dev *d);
 
 static int neg_errno(void) { return errno ? -errno : -EIO; }
-
-enum { HEADROOM = 64 }; /* a GRH in front of a UD payload takes 40 bytes */
-
-static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 static enum ibv_qp_type qp_type(enum rb_transport t)
 {
@@ -32,20 +26,6 @@ static int access_flags(const struct rb_ep_attr *a)
 	case RB_CMP_SWAP: return IBV_ACCESS_LOCAL_WRITE | (lands ? IBV_ACCESS_REMOTE_ATOMIC : 0);
 	default: return IBV_ACCESS_LOCAL_WRITE;
 	}
-}
-
-static int alloc_buffer(struct rb_ep *e)
-{
-	size_t page = (size_t)sysconf(_SC_PAGESIZE);
-
-	e->stride = round_up((size_t)e->a.msg_max + HEADROOM, page);
-	e->buf_len = e->stride * 2 * (size_t)e->qps;
-	e->buf = mmap(NULL, e->buf_len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-	if (e->buf == MAP_FAILED) {
-		e->buf = NULL;
-		return neg_errno();
-	}
-	return 0;
 }
 
 /* Send and receive completions of the QPs, spread over as many CQs as max_cqe asks for. An entry for every work
@@ -135,7 +115,7 @@ int rb_ep_create(struct rb_dev *d, const struct rb_ep_attr *a, struct rb_ep **ou
 	err = -ENOMEM;
 	if (!e->qp || !e->remote_qpn || !e->rx_posted)
 		goto fail;
-	err = alloc_buffer(e);
+	err = rb_mem_alloc(e);
 	if (err)
 		goto fail;
 	if (a->samples) {
@@ -154,12 +134,9 @@ int rb_ep_create(struct rb_dev *d, const struct rb_ep_attr *a, struct rb_ep **ou
 		goto fail;
 	}
 	why->step = RB_STEP_MR;
-	errno = 0;
-	e->mr = ibv_reg_mr(e->pd, e->buf, e->buf_len, (unsigned)access_flags(a));
-	if (!e->mr) {
-		err = neg_errno();
+	err = rb_mem_register(e, (unsigned)access_flags(a));
+	if (err)
 		goto fail;
-	}
 	why->step = RB_STEP_CQ;
 	err = create_cqs(e);
 	if (err)
@@ -307,8 +284,7 @@ int rb_ep_destroy(struct rb_ep *e)
 		keep_first(&first, ibv_dereg_mr(e->mr));
 	if (e->pd)
 		keep_first(&first, ibv_dealloc_pd(e->pd));
-	if (e->buf)
-		munmap(e->buf, e->buf_len);
+	rb_mem_free(e);
 	free(e->qp);
 	free(e->scq);
 	free(e->rcq);

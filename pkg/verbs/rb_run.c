@@ -1,4 +1,5 @@
 #include "rb_run.h"
+#include "rb_memory.h"
 
 #include <arpa/inet.h>
 #include <stdlib.h>
@@ -133,22 +134,29 @@ void rb_chain(const struct rb_ep *e, int qp, struct ibv_send_wr *wr, struct ibv_
 	}
 }
 
-struct ibv_sge rb_receive_sge(const struct rb_ep *e, int qp)
+struct ibv_sge rb_receive_sge(struct rb_ep *e, int qp)
 {
-	uint64_t grh = e->a.transport == RB_UD ? RB_GRH_BYTES : 0;
+	uint64_t grh = e->a.transport == RB_UD ? RB_GRH_BYTES : 0, at = 0;
 
-	return (struct ibv_sge){ .addr = (uintptr_t)rb_rx_buf(e, qp), .length = (uint32_t)(e->a.msg_max + grh), .lkey = e->mr->lkey };
+	if (e->ring.slots > 1) {
+		at = e->rx_slot[qp] * e->ring.step;
+		e->rx_slot[qp] = (e->rx_slot[qp] + 1) % e->ring.slots;
+	}
+	return (struct ibv_sge){ .addr = (uintptr_t)rb_rx_buf(e, qp) + at, .length = (uint32_t)(e->a.msg_max + grh), .lkey = e->mr->lkey };
 }
 
 int rb_arm(struct rb_ep *e, uint64_t size)
 {
-	/* Whatever another size left there is not the next sequence. */
-	rb_rx_buf(e, 0)[size - 1] = e->seq;
+	/* Whatever another size left there is not the next sequence. Nobody polls a GPU's memory. */
+	if (e->mem.kind != RB_MEM_GPU)
+		rb_rx_buf(e, 0)[size - 1] = e->seq;
+	e->ring = rb_ring_of(e, size);
 	for (int q = 0; q < e->qps; q++) {
-		struct ibv_sge sge = rb_receive_sge(e, q);
-		struct ibv_recv_wr wr = { .wr_id = (uint64_t)q, .sg_list = &sge, .num_sge = 1 }, *bad;
-
+		if (e->rx_slot)
+			e->rx_slot[q] = 0;
 		for (; e->rx_posted[q] < e->a.rx_depth; e->rx_posted[q]++) {
+			struct ibv_sge sge = rb_receive_sge(e, q);
+			struct ibv_recv_wr wr = { .wr_id = (uint64_t)q, .sg_list = &sge, .num_sge = 1 }, *bad;
 			int err = ibv_post_recv(e->qp[q], &wr, &bad);
 
 			if (err)

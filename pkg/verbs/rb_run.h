@@ -64,8 +64,8 @@ void rb_verb_error(struct rb_run *r, enum rb_call call, int err);
 /* A chain of n linked work requests of QP qp, the last one signaled if asked. wr and sge have n elements. */
 void rb_chain(const struct rb_ep *e, int qp, struct ibv_send_wr *wr, struct ibv_sge *sge, int n, uint64_t size, int signaled);
 
-/* Where a receive of QP qp lands: any message of the session fits. */
-struct ibv_sge rb_receive_sge(const struct rb_ep *e, int qp);
+/* Where the next receive of QP qp lands: any message of the session fits. */
+struct ibv_sge rb_receive_sge(struct rb_ep *e, int qp);
 
 /* Latency samples: ticks into the endpoint's scratch, and from there into the histogram when it is full. */
 void rb_samples_flush(struct rb_ep *e, struct rb_run *r, uint64_t n);

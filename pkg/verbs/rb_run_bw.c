@@ -4,6 +4,7 @@
  * that a loop of a few nanoseconds a message stays one. Rates are taken between such stamps, never from the first post: the ramp-up and
  * the backlog at the end do not count. */
 #include "rb_run.h"
+#include "rb_memory.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +69,7 @@ struct tx {
 	uint64_t signaled_posted; /* posted, up to the last signaled one */
 	int until_signal;         /* chains to post until the signaled one, itself included */
 	int skip;                 /* of the next chain, what a full queue had accepted already */
+	uint64_t slot, local, remote; /* of the ring: the next one, and where it begins */
 };
 
 struct source {
@@ -76,6 +78,7 @@ struct source {
 	struct ibv_sge *sge;
 	int list, chains_per_signal;
 	uint64_t depth;
+	struct rb_ring ring;
 };
 
 static void source_free(struct source *s)
@@ -89,7 +92,8 @@ static int source_init(struct source *s, const struct rb_ep *e, const struct rb_
 {
 	size_t list = (size_t)e->a.post_list, all = 2 * list * (size_t)e->qps;
 
-	*s = (struct source){ .list = e->a.post_list, .chains_per_signal = e->a.cq_mod / e->a.post_list, .depth = (uint64_t)e->a.tx_depth };
+	*s = (struct source){ .list = e->a.post_list, .chains_per_signal = e->a.cq_mod / e->a.post_list, .depth = (uint64_t)e->a.tx_depth,
+			      .ring = rb_ring_of(e, r->size) };
 	s->tx = calloc((size_t)e->qps, sizeof *s->tx);
 	s->wr = calloc(all, sizeof *s->wr);
 	s->sge = calloc(all, sizeof *s->sge);
@@ -106,6 +110,8 @@ static int source_init(struct source *s, const struct rb_ep *e, const struct rb_
 		};
 		rb_chain(e, q, s->tx[q].plain, &s->sge[at], s->list, r->size, 0);
 		rb_chain(e, q, s->tx[q].signaled, &s->sge[at + list], s->list, r->size, 1);
+		s->tx[q].local = s->sge[at].addr;
+		s->tx[q].remote = e->a.op == RB_SEND ? 0 : s->wr[at].wr.rdma.remote_addr;
 	}
 	return 0;
 }
@@ -114,15 +120,24 @@ static int source_init(struct source *s, const struct rb_ep *e, const struct rb_
 static inline int post(struct source *s, struct tx *t, struct ibv_send_wr *chain, int n, struct rb_run *r)
 {
 	struct ibv_send_wr *from = &chain[s->list - n], *bad = NULL;
-	int err = ibv_post_send(t->qp, from, &bad);
+	int err;
 
-	if (__builtin_expect(!err, 1))
+	if (s->ring.slots > 1)
+		rb_ring_place(&s->ring, t->slot, from, n, t->local, t->remote);
+	err = ibv_post_send(t->qp, from, &bad);
+	if (__builtin_expect(!err, 1)) {
+		if (s->ring.slots > 1)
+			t->slot = (t->slot + (uint64_t)n) % s->ring.slots;
 		return n;
+	}
 	if (err == ENOMEM || err == -ENOMEM)
 		r->enomem++;
 	else
 		rb_verb_error(r, RB_CALL_POST_SEND, err < 0 ? -err : err);
-	return bad ? (int)(bad - from) : 0;
+	n = bad ? (int)(bad - from) : 0;
+	if (s->ring.slots > 1)
+		t->slot = (t->slot + (uint64_t)n) % s->ring.slots;
+	return n;
 }
 
 /* Fills one QP as far as depth and quota allow. Returns messages posted. */
@@ -306,6 +321,7 @@ static const uint64_t grace_ns = 200000000;
 struct sink {
 	struct ibv_recv_wr wr[RX_BATCH_MAX];
 	struct ibv_sge *sge; /* one a QP */
+	struct ibv_sge slot[RX_BATCH_MAX]; /* or, on a ring, one a receive */
 	int batch;
 };
 
@@ -316,6 +332,10 @@ static int sink_repost(struct rb_ep *e, struct sink *s, int q, struct rb_run *r)
 
 	for (int i = 0; i < s->batch; i++) {
 		s->wr[i].sg_list = &s->sge[q];
+		if (e->ring.slots > 1) {
+			s->slot[i] = rb_receive_sge(e, q);
+			s->wr[i].sg_list = &s->slot[i];
+		}
 		s->wr[i].wr_id = (uint64_t)q;
 	}
 	err = ibv_post_recv(e->qp[q], s->wr, &bad);

@@ -138,6 +138,7 @@ type EndpointSpec struct {
 	MaxMsg    int // largest message, bytes
 	QKey      uint32
 	Samples   int // latency samples kept before they go into the histogram; 0: no latency is measured here
+	Memory    Memory
 }
 
 // Address is one end as the other must know it. It crosses the wire in package control's form.

@@ -1,6 +1,7 @@
 /* Drives the data path loops on a fake provider, for what hardware won't do on demand. Built and run by TestLoops under
  * the address and undefined-behaviour sanitizers. Prints one line a case; exits 1 if any failed. */
 #include "../rb_run.h"
+#include "../rb_memory.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -8,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_QPS = 64, CQ_LEN = 1 << 16 };
+enum { MAX_QPS = 64, CQ_LEN = 1 << 16, RING_HALF = 12 << 10, RING_REMOTE = 1 << 30 };
 
 struct queue {
 	struct ibv_wc wc[CQ_LEN];
@@ -30,6 +31,9 @@ static struct {
 	uint8_t *echo_to;
 	size_t echo_at;
 	int echo_message;
+	struct rb_ring ring; /* the next message must come from, and go to, the next slot of it */
+	uint64_t slot[MAX_QPS], off_ring;
+	uint8_t *ring_buf;
 } dev;
 
 static void push(struct queue *q, struct ibv_wc wc) { q->wc[q->tail++ % CQ_LEN] = wc; }
@@ -50,6 +54,11 @@ static int fake_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_
 		if (dev.posts == dev.einval_at) {
 			*bad = wr;
 			return EINVAL;
+		}
+		if (dev.ring.slots) {
+			uint64_t at = dev.slot[q]++ % dev.ring.slots * dev.ring.step, half = (uint64_t)(2 * q) * RING_HALF;
+
+			dev.off_ring += wr->sg_list->addr != (uintptr_t)dev.ring_buf + half + at || wr->wr.rdma.remote_addr != RING_REMOTE + half + RING_HALF + at;
 		}
 		dev.out[q]++;
 		dev.group[q]++;
@@ -396,6 +405,36 @@ static void histogram(void)
 	expect(rb_hist_index(2047) == 2047 && rb_hist_index(2048) == 2048 && rb_hist_index(4095) == 3071, "histogram", "slots are not HdrHistogram's");
 }
 
+/* Successive messages are in successive slots, at both ends, also where a full queue took a part of a list. */
+static void ring(void)
+{
+	for (int knobs = 0; knobs < 2; knobs++)
+		for (int list = 1; list <= 4; list++) {
+			struct rb_ctl *ctl = rb_ctl_new();
+			struct rb_ep e = endpoint(RB_WRITE, 3, 64, list, 4 * list);
+			struct rb_run r = run_for(1013);
+			char what[64];
+
+			snprintf(what, sizeof what, "ring list %d knobs %d", list, knobs);
+			free(e.buf);
+			e.stride = e.c.stride = RING_HALF;
+			e.buf_len = 6 * RING_HALF;
+			e.buf = dev.ring_buf = calloc(1, e.buf_len);
+			e.a.ring = 3 * RING_HALF;
+			e.c.addr = RING_REMOTE;
+			r.size = 100;
+			dev.ring = rb_ring_of(&e, r.size);
+			dev.enomem_every = knobs ? 37 : 0;
+			dev.partial_every = knobs ? 29 : 0;
+			rb_run_bw_source(&e, &r, ctl);
+			expect(r.end == RB_END_DONE && dev.delivered == 3 * 1013, what, "did not end as done");
+			expect(dev.ring.slots == (RING_HALF - 4160) / 128 + 1, what, "wrong number of slots");
+			expect(dev.off_ring == 0, what, "messages beside their slots");
+			free(e.buf);
+			rb_ctl_free(ctl);
+		}
+}
+
 int main(void)
 {
 	rb_clock_init(0);
@@ -407,6 +446,7 @@ int main(void)
 	pong();
 	sink();
 	histogram();
+	ring();
 	if (!failures)
 		printf("all passed\n");
 	return failures != 0;
