@@ -330,13 +330,13 @@ func (s *initiation) renew(ctx context.Context, session *control.Session, cancel
 
 // run measures at one message size: warm-up, barrier, timed part, barrier.
 func (s *initiation) run(ctx context.Context, size int, last bool) (*Run, *failure) {
-	if err := s.ep.Arm(size); err != nil {
+	if err := s.ep.Arm(size, false); err != nil {
 		return nil, setupFailure(err)
 	}
 	if err := s.session.Run(ctx, control.RunRequest{Size: size}); err != nil {
 		return nil, s.lost(ctx, StageRun, err)
 	}
-	rs := verbs.RunSpec{Role: verbs.Source, Size: size, Stall: stall, Yield: s.port.yield(), CPU: s.port.cpu(true)}
+	rs := verbs.RunSpec{Role: verbs.Source, Size: size, Stall: stall, Yield: s.port.yield(), CPUs: s.port.cpus(true, 1, nil)}
 	if s.spec.Kind == Latency {
 		rs.Role = verbs.Ping
 	}
@@ -467,7 +467,7 @@ func (s *initiation) progress(ctx context.Context, rs verbs.RunSpec, report func
 		case <-ctx.Done():
 			return
 		case <-t.C:
-			report(Progress{Size: rs.Size, Done: s.ep.Progress(), Total: rs.Iterations * uint64(s.spec.QPs), Elapsed: time.Since(start)})
+			report(Progress{Size: rs.Size, Done: s.ep.Progress(rs.Role), Total: rs.Iterations * uint64(s.spec.QPs), Elapsed: time.Since(start)})
 		}
 	}
 }

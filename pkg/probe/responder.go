@@ -292,7 +292,7 @@ func (r *Responder) Run(_ context.Context, id string, req *control.RunRequest) e
 	if req.Size < 1 || req.Size > s.req.MaxMsg {
 		return &control.Error{Reason: string(BadHandshake), Detail: fmt.Sprintf("size %d: the session is for 1 to %d", req.Size, s.req.MaxMsg)}
 	}
-	if err := s.ep.Arm(req.Size); err != nil {
+	if err := s.ep.Arm(req.Size, false); err != nil {
 		return setupFailure(err).toControl()
 	}
 	spec := Spec{Kind: Kind(s.req.Kind), Op: verbs.Op(s.req.Op)}
@@ -300,7 +300,7 @@ func (r *Responder) Run(_ context.Context, id string, req *control.RunRequest) e
 		return nil
 	}
 	end, _ := s.ctx.Deadline()
-	rs := verbs.RunSpec{Role: verbs.Sink, Size: req.Size, Deadline: time.Until(end), Yield: s.port.yield(), CPU: s.port.cpu(false)}
+	rs := verbs.RunSpec{Role: verbs.Sink, Size: req.Size, Deadline: time.Until(end), Yield: s.port.yield(), CPUs: s.port.cpus(false, 1, nil)}
 	if spec.Kind == Latency {
 		rs.Role = verbs.Pong
 	}

@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
@@ -23,28 +21,6 @@ func (p *LocalPort) yield() time.Duration {
 		return yieldAfter
 	}
 	return 0
-}
-
-// cpu is where a loop over the port runs; negative: anywhere. The two ends of a session over a software device may be on one
-// host, as in the lab: there they must not share a CPU while another idles.
-func (p *LocalPort) cpu(initiator bool) int {
-	var set unix.CPUSet
-	if !p.software || unix.SchedGetaffinity(0, &set) != nil {
-		return -1
-	}
-	first, last := -1, -1
-	for i := range len(set) * 64 {
-		if set.IsSet(i) {
-			if first < 0 {
-				first = i
-			}
-			last = i
-		}
-	}
-	if initiator {
-		return last // the first one has the interrupts
-	}
-	return first
 }
 
 // timeout is the QP's local ACK timeout exponent where the probe leaves it open. A software device is answered by a CPU that

@@ -171,3 +171,7 @@ func (d *Device) GIDs(port int) ([]GID, error) {
 	}
 	return out, nil
 }
+
+// ClockResidual is the relative difference between two calibrations of the clock that latency samples are taken with, one of the
+// process's first second and one of all the time since; 0 where that clock needs none.
+func ClockResidual() float64 { return float64(C.rb_clock_residual()) }

@@ -57,3 +57,17 @@ type WCError struct {
 func (e *WCError) Error() string {
 	return fmt.Sprintf("work completion: %s (status %d, vendor 0x%x)", e.Status, int(e.Status), e.VendorErr)
 }
+
+// CorruptError is a payload, or an atomic's value, that was not what was sent.
+type CorruptError struct {
+	Device  string
+	QP      int    // index within the endpoint
+	Message uint64 // its number on the QP
+	Offset  uint64 // byte of the first word that is wrong
+	Want    uint64
+	Got     uint64
+}
+
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("%s: message %d of QP %d is corrupt at byte %d: %#x where %#x was sent", e.Device, e.Message, e.QP, e.Offset, e.Got, e.Want)
+}

@@ -63,6 +63,16 @@ int rb_query_pkey(struct rb_dev *d, int port, int index, uint16_t *out);
 enum rb_transport { RB_RC, RB_UC, RB_UD };
 enum rb_op { RB_WRITE, RB_READ, RB_SEND, RB_WRITE_IMM, RB_FETCH_ADD, RB_CMP_SWAP };
 
+/* What a QP remembers from one run to the next. */
+struct rb_qp_state {
+	int cq;            /* index of its send and its receive CQ */
+	int rx_posted;     /* receives waiting */
+	uint64_t rx_slot;  /* receives posted since creation: the next one's slot, modulo slots */
+	uint64_t rx_done;  /* and completed */
+	uint64_t sent;     /* messages since creation: the next one's number */
+	uint64_t atomics;  /* operations since creation: what the peer's counter holds */
+};
+
 /* Where a setup step failed, for the message. */
 enum rb_step {
 	RB_STEP_NONE, RB_STEP_BUFFER, RB_STEP_PD, RB_STEP_MR, RB_STEP_CQ, RB_STEP_QP,
@@ -73,10 +83,13 @@ struct rb_ep_attr {
 	enum rb_transport transport;
 	enum rb_op op;
 	int initiator;
-	int both_ways; /* the peer sends or writes back: ping-pong, bidirectional */
+	int both_ways; /* the peer sends or writes back: ping-pong, bidirectional, reverse */
+	int mixed;     /* write, with reads among them */
+	int events;    /* completions are waited for on a channel, not polled for */
 	uint8_t port;
 	int pkey_index;
 	int qps;
+	int lanes;     /* threads: each has its share of the QPs, and CQs of its own */
 	int tx_depth, rx_depth;
 	int cq_mod, post_list;
 	int inline_max; /* wanted; what the QP got is in rb_ep */
@@ -126,6 +139,12 @@ struct rb_conn_attr {
 	uint32_t rkey;
 };
 
+/* The share of one thread: QPs and CQs [first, first + n). */
+struct rb_lane {
+	int qp, qps, cq, cqs;
+	struct ibv_comp_channel *schan, *rchan; /* NULL: polled */
+};
+
 struct rb_ep {
 	struct ibv_context *ctx;
 	struct ibv_pd *pd;
@@ -133,6 +152,7 @@ struct rb_ep {
 	struct ibv_ah *ah;
 	struct ibv_qp **qp;
 	struct ibv_cq **scq, **rcq; /* ncq of each */
+	struct rb_lane *lane;       /* a.lanes */
 	uint8_t *buf;
 	size_t buf_len, stride; /* stride: bytes of one QP's half */
 	struct rb_mem mem;
@@ -142,11 +162,12 @@ struct rb_ep {
 	struct rb_conn_attr c;
 	uint32_t *remote_qpn;
 	/* Running state of the data path: survives from one run of a session to the next. */
-	int *rx_posted;    /* receives waiting, per QP */
-	uint64_t *samples; /* a.samples of scratch, touched */
-	uint8_t seq;       /* of the memory ping-pong */
-	struct rb_ring ring; /* of the size that receives are armed for */
-	uint64_t *rx_slot;   /* of the next receive, per QP */
+	struct rb_qp_state *state; /* per QP */
+	struct rb_ring ring;    /* of messages of the size that the endpoint is armed for */
+	struct rb_ring rx_ring; /* of receives: any message fits */
+	uint64_t *samples;   /* a.samples of scratch, touched */
+	uint8_t seq;         /* of the memory ping-pong */
+	uint64_t answer_max; /* ticks; longest wait for an answer so far */
 };
 
 struct rb_setup_error {
@@ -174,12 +195,17 @@ static inline uint8_t *rb_rx_buf(const struct rb_ep *e, int qp) { return e->buf 
 
 /* ---- runs ---- */
 
-/* Shared with the Go side while a run is under way. */
+enum { RB_MAX_LANES = 256 };
+
+/* Shared with the Go side while a run is under way: one for what an end sends, one for what it receives. */
 struct rb_ctl {
-	_Atomic uint32_t stop;    /* sticky: end as soon as seen */
-	_Atomic uint32_t mark;    /* rates: begin anew, the warm-up is over */
-	_Atomic uint64_t expect;  /* responder: end after this many messages; UINT64_MAX: not known yet */
-	_Atomic uint64_t done;    /* messages completed so far, for progress */
+	_Atomic uint32_t stop;   /* sticky: end as soon as seen */
+	_Atomic uint32_t marks;  /* rates: begin anew, the warm-up is over; counted, so that each lane sees it once */
+	_Atomic uint64_t expect; /* receiver: end after this many messages; UINT64_MAX: not known yet */
+	/* Messages completed so far, by lane, each on a cache line of its own. */
+	struct {
+		_Alignas(64) _Atomic uint64_t done;
+	} lane[RB_MAX_LANES];
 };
 
 enum rb_end {
@@ -188,7 +214,8 @@ enum rb_end {
 	RB_END_DEADLINE, /* the absolute deadline passed */
 	RB_END_STALLED,  /* nothing completed for stall_ns */
 	RB_END_WC,       /* a work completion in error: wc_* */
-	RB_END_ERRNO     /* a verb failed: err, call */
+	RB_END_ERRNO,    /* a verb failed: err, call */
+	RB_END_CORRUPT   /* a payload or an atomic's value was not what was sent: bad_* */
 };
 
 enum rb_call { RB_CALL_NONE, RB_CALL_POST_SEND, RB_CALL_POST_RECV, RB_CALL_POLL };
@@ -198,18 +225,32 @@ enum rb_call { RB_CALL_NONE, RB_CALL_POST_SEND, RB_CALL_POST_RECV, RB_CALL_POLL 
 enum { RB_HIST_SUB = 2048, RB_HIST_HALF_BITS = 10, RB_HIST_BUCKETS = 27, RB_HIST_LEN = (RB_HIST_BUCKETS + 1) * 1024 };
 #define RB_HIST_HIGHEST ((UINT64_C(1) << 37) - 1)
 
+/* A point of the curve of messages completed over time. */
+struct rb_point {
+	uint64_t ns; /* CLOCK_MONOTONIC */
+	uint64_t done;
+};
+
 struct rb_run {
 	/* in */
+	int lane;
 	uint64_t size;
-	uint64_t iterations;  /* 0: until duration_ns is over, or told to stop */
-	uint64_t duration_ns;
+	uint64_t iterations;  /* per QP; 0: until duration_ns is over, or told to stop */
+	uint64_t duration_ns; /* 0 without iterations: until told to stop */
 	uint64_t deadline_ns; /* CLOCK_MONOTONIC, absolute; always set */
 	uint64_t stall_ns;    /* 0: no stall check (a responder waits as long as it must) */
 	uint64_t interval_ns; /* of min/max bandwidth */
 	int responds;         /* end, as done, once rb_ctl.expect messages were answered */
 	uint64_t yield_ns;    /* idle for so long, the thread yields its CPU; 0: never */
 	double scale;         /* of samples: 0.5 where half the round trip is the latency */
+	double rate;          /* of the source: messages per second; 0: as fast as it goes */
+	int read_permille;    /* of an endpoint that is mixed: reads in 1000 messages, the others write */
+	int verify;           /* payloads carry a pattern, and are checked */
 	int64_t *hist;        /* RB_HIST_LEN; where latency is measured */
+	uint64_t *raw;        /* raw_cap samples in order, ns; may be NULL */
+	uint64_t raw_cap;
+	struct rb_point *series; /* series_cap, a power of two; when full, every second point goes */
+	int series_cap;
 
 	/* out */
 	enum rb_end end;
@@ -217,16 +258,25 @@ struct rb_run {
 	enum rb_call call;
 	int wc_status;
 	uint32_t wc_vendor_err;
+	int bad_qp;              /* of RB_END_CORRUPT: which QP, message and byte, */
+	uint64_t bad_message, bad_at, bad_want, bad_got; /* and what was there */
 	uint64_t flushed;     /* completions flushed after the first error */
 	uint64_t posted, completed, received, bytes_received;
+	uint64_t lost, late;  /* ping-pong over messages that may be lost: unanswered, answered too late */
+	uint64_t duplicates, reordered; /* arrivals of numbered messages; duplicates are not in received */
+	uint64_t verified;    /* messages whose payload was checked */
 	uint64_t enomem;      /* posts refused by a full queue and repeated */
 	uint64_t start_ns, end_ns;      /* CLOCK_MONOTONIC, of the timed loop */
 	uint64_t first_ns, last_ns;     /* first and last time completions were seen ... */
 	uint64_t first_done, last_done; /* ... and the messages completed by then */
 	double min_rate, max_rate;      /* messages per second over intervals; 0: no whole interval */
+	int series_n;
 	uint64_t cpu_ns;                /* this thread, over the timed loop */
+	uint64_t preempted;             /* times it lost its CPU meanwhile (getrusage: ru_nivcsw) */
 	uint64_t lat_n, lat_min, lat_max;
+	uint64_t lat_hit;               /* samples during which the thread lost its CPU */
 	double lat_mean, lat_m2;
+	uint64_t raw_n;
 };
 
 /* The initiator's loops, and the responder's where the op needs one. */
@@ -235,9 +285,11 @@ void rb_run_bw_sink(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl);
 void rb_run_lat_operation(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl);
 void rb_run_lat_memory(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl);
 void rb_run_lat_message(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl);
-/* Readies an end for runs at one size, before the peer may send: receives up to rx_depth on every QP, and the byte that
- * the memory ping-pong polls. */
-int rb_arm(struct rb_ep *e, uint64_t size);
+/* Readies an end for runs at one size, before the peer may send: receives up to rx_depth on every QP, the byte that the
+ * memory ping-pong polls, and, if payloads are verified, what the peer may read. */
+int rb_arm(struct rb_ep *e, uint64_t size, int verify);
+/* Checks what plain writes of a verified run left in every slot; for r: end, bad_*, verified. */
+void rb_verify_slots(struct rb_ep *e, struct rb_run *r);
 
 struct rb_ctl *rb_ctl_new(void);
 void rb_ctl_free(struct rb_ctl *c);
@@ -249,5 +301,7 @@ uint64_t rb_ctl_done(struct rb_ctl *c);
 /* Chooses the clock of the samples: the TSC if use_tsc (and there is one), else CLOCK_MONOTONIC_RAW. */
 void rb_clock_init(int use_tsc);
 double rb_clock_ns_per_tick(void);
+/* Relative difference between the first calibration, of at least a second, and one over all the time since. */
+double rb_clock_residual(void);
 
 #endif

@@ -38,3 +38,24 @@ double rb_clock_ns_per_tick(void)
 		read_pair(&t, &n);
 	return (double)(n - base_ns) / (double)(t - base_ticks);
 }
+
+double rb_clock_residual(void)
+{
+	static _Atomic uint64_t first_ticks, first_ns; /* 0: none yet */
+	uint64_t t, n, ft = atomic_load(&first_ticks), fn = atomic_load(&first_ns);
+	double first, all;
+
+	if (!rb_clock_tsc)
+		return 0;
+	read_pair(&t, &n);
+	if (n - base_ns < 1000000000)
+		return 0;
+	if (!ft || !fn) {
+		atomic_store(&first_ns, n);
+		atomic_store(&first_ticks, t);
+		return 0;
+	}
+	first = (double)(fn - base_ns) / (double)(ft - base_ticks);
+	all = (double)(n - base_ns) / (double)(t - base_ticks);
+	return all > first ? all / first - 1 : first / all - 1;
+}

@@ -1,6 +1,7 @@
 #include "rb_memory.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,9 @@ static int access_flags(const struct rb_ep_attr *a)
 
 	switch (a->op) {
 	case RB_WRITE:
+		if (a->mixed && lands)
+			return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+		/* fall through */
 	case RB_WRITE_IMM: return IBV_ACCESS_LOCAL_WRITE | (lands ? IBV_ACCESS_REMOTE_WRITE : 0);
 	case RB_READ: return IBV_ACCESS_LOCAL_WRITE | (lands ? IBV_ACCESS_REMOTE_READ : 0);
 	case RB_FETCH_ADD:
@@ -28,41 +32,71 @@ static int access_flags(const struct rb_ep_attr *a)
 	}
 }
 
-/* Send and receive completions of the QPs, spread over as many CQs as max_cqe asks for. An entry for every work
- * request, signaled or not: when a QP fails, each of them completes as flushed. */
+static struct ibv_cq *create_cq(struct rb_ep *e, int entries, struct ibv_comp_channel *chan)
+{
+	errno = 0;
+	return ibv_create_cq(e->ctx, entries, NULL, chan, 0);
+}
+
+/* A channel that can be read without waiting: the loops wait with a time limit. */
+static struct ibv_comp_channel *create_channel(struct rb_ep *e)
+{
+	struct ibv_comp_channel *c;
+
+	errno = 0;
+	c = ibv_create_comp_channel(e->ctx);
+	if (c && fcntl(c->fd, F_SETFL, fcntl(c->fd, F_GETFL) | O_NONBLOCK)) {
+		ibv_destroy_comp_channel(c);
+		return NULL;
+	}
+	return c;
+}
+
+/* Divides the QPs among the lanes, and a lane's send and receive completions over as many CQs as max_cqe asks for. An entry
+ * for every work request, signaled or not: when a QP fails, each of them completes as flushed. */
 static int create_cqs(struct rb_ep *e)
 {
-	int rx_depth = e->a.rx_depth > 0 ? e->a.rx_depth : 1;
+	int rx_depth = e->a.rx_depth > 0 ? e->a.rx_depth : 1, lanes = e->a.lanes;
 	int per_qp = e->a.tx_depth > rx_depth ? e->a.tx_depth : rx_depth;
-	int qps_per_cq = e->a.max_cqe / per_qp;
+	int qps_per_cq = e->a.max_cqe / per_qp, qp = 0;
 
 	if (qps_per_cq < 1)
 		return -EINVAL;
-	if (qps_per_cq > e->qps)
-		qps_per_cq = e->qps;
-	e->ncq = (e->qps + qps_per_cq - 1) / qps_per_cq;
-	e->scq = calloc((size_t)e->ncq, sizeof *e->scq);
-	e->rcq = calloc((size_t)e->ncq, sizeof *e->rcq);
-	if (!e->scq || !e->rcq)
+	e->lane = calloc((size_t)lanes, sizeof *e->lane);
+	e->scq = calloc((size_t)e->qps, sizeof *e->scq);
+	e->rcq = calloc((size_t)e->qps, sizeof *e->rcq);
+	if (!e->lane || !e->scq || !e->rcq)
 		return -ENOMEM;
-	for (int i = 0; i < e->ncq; i++) {
-		errno = 0;
-		e->scq[i] = ibv_create_cq(e->ctx, e->a.tx_depth * qps_per_cq, NULL, NULL, 0);
-		if (!e->scq[i])
+	for (int l = 0; l < lanes; l++) {
+		struct rb_lane *lane = &e->lane[l];
+
+		*lane = (struct rb_lane){ .qp = qp, .qps = e->qps / lanes + (l < e->qps % lanes), .cq = e->ncq };
+		qp += lane->qps;
+		if (e->a.events && !((lane->schan = create_channel(e)) && (lane->rchan = create_channel(e))))
 			return neg_errno();
-		errno = 0;
-		e->rcq[i] = ibv_create_cq(e->ctx, rx_depth * qps_per_cq, NULL, NULL, 0);
-		if (!e->rcq[i])
-			return neg_errno();
+		for (int left = lane->qps; left > 0; left -= qps_per_cq) {
+			int n = left < qps_per_cq ? left : qps_per_cq;
+
+			/* Counted at once: what was created is freed, whatever fails next. */
+			e->scq[e->ncq] = create_cq(e, e->a.tx_depth * n, lane->schan);
+			if (!e->scq[e->ncq++])
+				return neg_errno();
+			e->rcq[e->ncq - 1] = create_cq(e, rx_depth * n, lane->rchan);
+			if (!e->rcq[e->ncq - 1])
+				return neg_errno();
+			for (int i = lane->qp + lane->qps - left, end = i + n; i < end; i++)
+				e->state[i].cq = e->ncq - 1;
+			lane->cqs++;
+		}
 	}
 	return 0;
 }
 
 static int create_qp(struct rb_ep *e, int i)
 {
-	int per = (e->qps + e->ncq - 1) / e->ncq;
+	int cq = e->state[i].cq;
 	struct ibv_qp_init_attr init = {
-		.send_cq = e->scq[i / per], .recv_cq = e->rcq[i / per], .qp_type = qp_type(e->a.transport),
+		.send_cq = e->scq[cq], .recv_cq = e->rcq[cq], .qp_type = qp_type(e->a.transport),
 		.cap = { .max_send_wr = (uint32_t)e->a.tx_depth, .max_recv_wr = (uint32_t)(e->a.rx_depth > 0 ? e->a.rx_depth : 1),
 			 .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = (uint32_t)e->a.inline_max },
 	};
@@ -111,9 +145,9 @@ int rb_ep_create(struct rb_dev *d, const struct rb_ep_attr *a, struct rb_ep **ou
 	e->qps = a->qps;
 	e->qp = calloc((size_t)a->qps, sizeof *e->qp);
 	e->remote_qpn = calloc((size_t)a->qps, sizeof *e->remote_qpn);
-	e->rx_posted = calloc((size_t)a->qps, sizeof *e->rx_posted);
+	e->state = calloc((size_t)a->qps, sizeof *e->state);
 	err = -ENOMEM;
-	if (!e->qp || !e->remote_qpn || !e->rx_posted)
+	if (!e->qp || !e->remote_qpn || !e->state)
 		goto fail;
 	err = rb_mem_alloc(e);
 	if (err)
@@ -278,6 +312,12 @@ int rb_ep_destroy(struct rb_ep *e)
 	for (int i = 0; e->rcq && i < e->ncq; i++)
 		if (e->rcq[i])
 			keep_first(&first, ibv_destroy_cq(e->rcq[i]));
+	for (int i = 0; e->lane && i < e->a.lanes; i++) {
+		if (e->lane[i].schan)
+			keep_first(&first, ibv_destroy_comp_channel(e->lane[i].schan));
+		if (e->lane[i].rchan)
+			keep_first(&first, ibv_destroy_comp_channel(e->lane[i].rchan));
+	}
 	if (e->ah)
 		keep_first(&first, ibv_destroy_ah(e->ah));
 	if (e->mr)
@@ -289,7 +329,8 @@ int rb_ep_destroy(struct rb_ep *e)
 	free(e->scq);
 	free(e->rcq);
 	free(e->remote_qpn);
-	free(e->rx_posted);
+	free(e->state);
+	free(e->lane);
 	free(e->samples);
 	free(e);
 	return first;

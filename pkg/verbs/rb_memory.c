@@ -139,11 +139,6 @@ int rb_mem_alloc(struct rb_ep *e)
 	m->gpu_fd = -1;
 	e->stride = rb_mem_stride(e->a.msg_max, e->a.ring, e->qps);
 	e->buf_len = e->stride * 2 * (size_t)e->qps;
-	if (e->a.ring) {
-		e->rx_slot = calloc((size_t)e->qps, sizeof *e->rx_slot);
-		if (!e->rx_slot)
-			return -ENOMEM;
-	}
 	if (e->a.gpu >= 0) {
 		m->kind = RB_MEM_GPU;
 		return rb_gpu_alloc(e);
@@ -193,7 +188,6 @@ void rb_mem_free(struct rb_ep *e)
 		rb_gpu_free(e);
 	unmap(&e->mem);
 	e->buf = NULL;
-	free(e->rx_slot);
 }
 
 #ifndef RB_DMABUF

@@ -27,15 +27,4 @@ static inline struct rb_ring rb_ring_of(const struct rb_ep *e, uint64_t size)
 	return (struct rb_ring){ .step = step, .slots = (half - room) / step + 1 };
 }
 
-/* Places n linked work requests in the slots from `slot` on; remote 0: they name no remote address. */
-static inline void rb_ring_place(const struct rb_ring *g, uint64_t slot, struct ibv_send_wr *wr, int n, uint64_t local, uint64_t remote)
-{
-	for (int i = 0; i < n; i++) {
-		wr[i].sg_list->addr = local + slot * g->step;
-		if (remote)
-			wr[i].wr.rdma.remote_addr = remote + slot * g->step; /* where an atomic has it, too */
-		slot = slot + 1 < g->slots ? slot + 1 : 0;
-	}
-}
-
 #endif

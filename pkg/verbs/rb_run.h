@@ -1,4 +1,4 @@
-/* What the loops share: the watch that ends them, work request chains, completions, latency samples. */
+/* What the loops share: the watch that ends them, work request chains, completions, rates, latency samples, payloads. */
 #ifndef RB_RUN_H
 #define RB_RUN_H
 
@@ -23,6 +23,10 @@ struct rb_watch {
 	/* CLOCK_MONOTONIC by ticks: half the price of the call, and in an emulator a tenth. */
 	uint64_t start_ticks, start_ns;
 	double ns_per_tick;
+	/* Completion events. */
+	struct ibv_comp_channel *chan; /* NULL: polled */
+	struct ibv_cq **cq;
+	int cqs, armed;
 };
 
 static inline uint64_t rb_watch_ns(const struct rb_watch *w)
@@ -31,14 +35,18 @@ static inline uint64_t rb_watch_ns(const struct rb_watch *w)
 }
 
 int rb_watch_look(struct rb_watch *w, int idle);
+int rb_watch_wait(struct rb_watch *w);
 
 /* After an empty poll. */
 static inline int rb_idle(struct rb_watch *w)
 {
-	if (__builtin_expect(++w->spins % RB_LOOK_EVERY, 1))
+	if (__builtin_expect(++w->spins % RB_LOOK_EVERY && !w->chan, 1))
 		return 0;
-	return rb_watch_look(w, 1);
+	return w->chan ? rb_watch_wait(w) : rb_watch_look(w, 1);
 }
+
+/* Whether the last rb_idle took a look around: time for what else is done seldom. */
+static inline int rb_looked(const struct rb_watch *w) { return w->spins % RB_LOOK_EVERY == 0; }
 
 /* After something completed. */
 static inline void rb_progress(struct rb_watch *w)
@@ -57,17 +65,66 @@ static inline int rb_busy(struct rb_watch *w)
 
 void rb_start(struct rb_run *r, struct rb_watch *w, struct rb_ctl *ctl);
 void rb_finish(struct rb_run *r);
+/* Waits on events of the lane's send or receive CQs where the endpoint has them. */
+void rb_watch_cqs(struct rb_watch *w, const struct rb_ep *e, int receives);
+/* Times this thread lost its CPU against its will, since it began. */
+uint64_t rb_preemptions(void);
+
 /* Keeps the first completion in error; flushes that follow are counted apart. */
 void rb_wc_error(struct rb_run *r, const struct ibv_wc *wc);
 void rb_verb_error(struct rb_run *r, enum rb_call call, int err);
+/* Keeps the first payload or value that was not what it should be. */
+void rb_corrupt(struct rb_run *r, int qp, uint64_t message, uint64_t at, uint64_t want, uint64_t got);
 
-/* A chain of n linked work requests of QP qp, the last one signaled if asked. wr and sge have n elements. */
+static inline int rb_is_atomic(const struct rb_ep *e) { return e->a.op == RB_FETCH_ADD || e->a.op == RB_CMP_SWAP; }
+static inline int rb_receives(const struct rb_ep *e) { return e->a.op == RB_SEND || e->a.op == RB_WRITE_IMM; }
+
+/* ---- work requests ---- */
+
+/* A chain of n linked work requests of QP qp in slot 0, the last one signaled if asked. wr and sge have n elements. */
 void rb_chain(const struct rb_ep *e, int qp, struct ibv_send_wr *wr, struct ibv_sge *sge, int n, uint64_t size, int signaled);
 
-/* Where the next receive of QP qp lands: any message of the session fits. */
-struct ibv_sge rb_receive_sge(struct rb_ep *e, int qp);
+/* Where this end's data is taken from, or lands, in slot 0; and the same of the peer. */
+uint8_t *rb_local_buf(const struct rb_ep *e, int qp);
+uint64_t rb_remote_buf(const struct rb_ep *e, int qp);
 
-/* Latency samples: ticks into the endpoint's scratch, and from there into the histogram when it is full. */
+/* The payload of the nth receive. */
+uint8_t *rb_receive_buf(const struct rb_ep *e, int qp, uint64_t n);
+/* Where the peer's nth message is written to. */
+static inline uint8_t *rb_written_buf(const struct rb_ep *e, int qp, uint64_t n) { return rb_rx_buf(e, qp) + n % e->ring.slots * e->ring.step; }
+
+/* Posts n receives, at most RB_RX_BATCH, on a QP. Nonzero: it failed, and r says how. */
+enum { RB_RX_BATCH = 32 };
+int rb_post_receives(struct rb_ep *e, int qp, int n);
+
+/* ---- rates ---- */
+
+/* Stamps the clock only where it costs nothing (after an empty poll, with large messages) or once in 32 polls, so that a loop
+ * of a few nanoseconds a message stays one. Rates are taken between such stamps, never from the first post: the ramp-up and the
+ * backlog at the end do not count. */
+struct rb_stamps {
+	uint64_t int_ns, int_done;       /* where the current interval of min/max began */
+	uint64_t point_ns, point_every;  /* the last point of the series, and their distance */
+	unsigned polls, every;           /* stamp once in `every` polls, a power of two */
+	uint32_t marks;                  /* of rb_ctl, seen */
+	int idle;                        /* the last poll was empty */
+};
+
+struct rb_stamps rb_stamps_for(const struct rb_run *r, const struct rb_ctl *ctl);
+void rb_stamp(const struct rb_watch *w, struct rb_stamps *s, uint64_t done);
+
+static inline int rb_stamp_due(struct rb_stamps *s)
+{
+	if (s->idle) {
+		s->idle = 0;
+		return 1;
+	}
+	return (++s->polls & (s->every - 1)) == 0;
+}
+
+/* ---- latency samples ---- */
+
+/* From the endpoint's scratch into the histogram. */
 void rb_samples_flush(struct rb_ep *e, struct rb_run *r, uint64_t n);
 
 static inline unsigned rb_hist_index(uint64_t v)
@@ -76,5 +133,12 @@ static inline unsigned rb_hist_index(uint64_t v)
 
 	return ((bucket + 1) << RB_HIST_HALF_BITS) + (unsigned)(v >> bucket) - RB_HIST_SUB / 2;
 }
+
+/* ---- payloads of verified runs ---- */
+
+/* A message is its number on the QP (8 bytes), then words that follow from it and the QP. At least 8 bytes. */
+void rb_pattern_fill(uint8_t *p, uint64_t size, int qp, uint64_t message);
+/* Checks all but the last `except` bytes. Zero if it is as filled; else r says what is wrong. */
+int rb_pattern_check(const uint8_t *p, uint64_t size, uint64_t except, int qp, uint64_t message, struct rb_run *r);
 
 #endif

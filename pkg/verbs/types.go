@@ -126,10 +126,13 @@ type EndpointSpec struct {
 	Transport Transport
 	Op        Op
 	Initiator bool
-	BothWays  bool // the peer writes or sends back: ping-pong, bidirectional
+	BothWays  bool // the peer writes or sends back: ping-pong, bidirectional, reverse
+	Mixed     bool // writes, with reads among them
+	Events    bool // completions are waited for on a channel, not polled for
 	Port      int
 	PKeyIndex int
 	QPs       int
+	Threads   int // that share the QPs in a run; 0: one
 	TxDepth   int // outstanding sends per QP
 	RxDepth   int // posted receives per QP; 0: never receives
 	CQMod     int // one signaled send in CQMod; a multiple of PostList
@@ -190,7 +193,12 @@ type RunSpec struct {
 	Deadline   time.Duration // from now; the run ends by then, whatever happens
 	Stall      time.Duration // ends a run in which nothing completes for so long; 0: never
 	Yield      time.Duration // idle for so long, the thread yields its CPU; 0: never
-	CPU        int           // to run on; negative: wherever the kernel puts it
+	CPUs       []int         // for the threads to run on, in turn; none: wherever the kernel puts them
+
+	Rate         float64 // of a Source: messages per second over all QPs; 0: as fast as it goes
+	ReadPermille int     // of a Mixed endpoint: reads in 1000 messages
+	Verify       bool    // payloads carry a pattern, and are checked; at least 8 bytes
+	Raw          int     // of a Ping: latency samples to keep in their order
 }
 
 // End is how a run ended.
@@ -203,13 +211,14 @@ const (
 	Deadline            // RunSpec.Deadline passed
 	Stalled             // nothing completed for RunSpec.Stall
 	Broken              // a completion in error or a verb that failed: RunResult.Err
+	Corrupt             // a payload or an atomic's value was not what was sent: RunResult.Err, a *CorruptError
 )
 
 func (e End) String() string {
-	return [...]string{"done", "stopped", "deadline passed", "stalled", "broken"}[e]
+	return [...]string{"done", "stopped", "deadline passed", "stalled", "broken", "corrupt"}[e]
 }
 
-// RunResult is what a run saw. Its figures are of the timed loop alone.
+// RunResult is what a run saw, summed over its threads. Its figures are of the timed loop alone.
 type RunResult struct {
 	End     End
 	Err     error // *WCError or *OpError if End is Broken
@@ -217,15 +226,21 @@ type RunResult struct {
 
 	Posted, Completed, Received uint64 // messages
 	BytesReceived               uint64
+	Lost, Late                  uint64 // pings over UC or UD: not answered, answered too late
+	Duplicates, Reordered       uint64 // arrivals over UD; duplicates are not in Received
+	Verified                    uint64 // messages whose payload or value was checked
 	QueueFull                   uint64 // posts that a full queue refused, repeated later
 
-	Elapsed time.Duration // the whole loop
-	CPU     time.Duration // of the measuring thread
+	Elapsed   time.Duration // the whole loop
+	CPU       time.Duration // of the measuring threads
+	Preempted uint64        // times they lost their CPU against their will
 
 	// Rate is messages per second between the first and the last completion seen; nil if there were fewer than two.
 	Rate *float64
 	// MinRate and MaxRate are over 10 ms intervals; nil if no whole interval fitted.
 	MinRate, MaxRate *float64
+	// Curve is messages completed over time, a point every 10 ms or, of long runs, more.
+	Curve Curve
 
 	Latency *Latency // nil unless the role was Ping and a sample was taken
 }
@@ -235,6 +250,8 @@ type Latency struct {
 	Samples          int64
 	Min, Max         time.Duration // true extremes
 	MeanNS, StddevNS float64
+	Hit              int64    // samples during which the thread lost its CPU; not told where it yields by itself
+	Raw              []uint64 // the first RunSpec.Raw samples in order, ns
 	// Counts are in HdrHistogram's layout for 1 ns to HistogramHighest at 3 significant digits.
 	Counts []int64
 }

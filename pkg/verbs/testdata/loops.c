@@ -121,7 +121,8 @@ static struct ibv_cq *scqs[] = { &scq }, *rcqs[] = { &rcq };
 static struct ibv_qp qps[MAX_QPS];
 static struct ibv_qp *qp_list[MAX_QPS];
 static struct ibv_mr mr;
-static int rx_posted[MAX_QPS];
+static struct rb_qp_state state[MAX_QPS];
+static struct rb_lane lane;
 static uint32_t qpn[MAX_QPS];
 static uint64_t samples[1024];
 static int64_t hist[RB_HIST_LEN];
@@ -130,13 +131,14 @@ static struct rb_ep endpoint(enum rb_op op, int n, int depth, int list, int mod)
 {
 	struct rb_ep e = {
 		.ctx = &ctx, .mr = &mr, .qp = qp_list, .scq = scqs, .rcq = rcqs, .stride = 4096, .buf_len = (size_t)n * 8192, .qps = n, .ncq = 1,
-		.remote_qpn = qpn, .rx_posted = rx_posted, .samples = samples,
-		.a = { .op = op, .qps = n, .tx_depth = depth, .rx_depth = 8, .cq_mod = mod, .post_list = list, .msg_max = 4096, .samples = 1024 },
+		.remote_qpn = qpn, .state = state, .lane = &lane, .ring = { .slots = 1, .step = 4096 }, .rx_ring = { .slots = 1, .step = 4096 }, .samples = samples,
+		.a = { .op = op, .qps = n, .lanes = 1, .tx_depth = depth, .rx_depth = 8, .cq_mod = mod, .post_list = list, .msg_max = 4096, .samples = 1024 },
 		.c = { .stride = 4096 },
 	};
 
 	memset(&dev, 0, sizeof dev);
-	memset(rx_posted, 0, sizeof rx_posted);
+	memset(state, 0, sizeof state);
+	lane = (struct rb_lane){ .qps = n, .cqs = 1 };
 	memset(hist, 0, sizeof hist);
 	dev.depth = depth;
 	dev.status = IBV_WC_RETRY_EXC_ERR;
@@ -316,7 +318,7 @@ static void latency(void)
 				dev.echo_at = 63;
 				dev.echo_message = op == 2;
 				snprintf(what, sizeof what, "latency op %d count %lu depth %d", op, (unsigned long)counts[c], depth);
-				expect(rb_arm(&e, 64) == 0, what, "not armed");
+				expect(rb_arm(&e, 64, 0) == 0, what, "not armed");
 				/* Twice, as warm-up and timed part: the queue must not be short of what the first left unsignaled. */
 				for (int pass = 0; pass < 2; pass++) {
 					struct rb_run r = run_for(counts[c]);
@@ -346,7 +348,7 @@ static void pong(void)
 	struct rb_ep e = endpoint(RB_SEND, 1, 16, 1, 1);
 	struct rb_run r = run_for(0);
 
-	rb_arm(&e, 64);
+	rb_arm(&e, 64, 0);
 	for (int i = 0; i < 5; i++) {
 		dev.rx[0]--;
 		push(&dev.rq, (struct ibv_wc){ .byte_len = 64 });
@@ -355,7 +357,7 @@ static void pong(void)
 	rb_ctl_expect(ctl, 5);
 	rb_run_lat_message(&e, &r, ctl);
 	expect(r.end == RB_END_DONE && r.completed == 5 && dev.delivered == 5, "pong", "did not answer just what came");
-	expect(rx_posted[0] == dev.rx[0] && rx_posted[0] > 4, "pong", "receives were not replaced");
+	expect(state[0].rx_posted == dev.rx[0] && state[0].rx_posted > 4, "pong", "receives were not replaced");
 	free(e.buf);
 	rb_ctl_free(ctl);
 }
@@ -366,7 +368,7 @@ static void sink(void)
 	struct rb_ep e = endpoint(RB_SEND, 3, 1, 1, 1);
 	struct rb_run r = run_for(0);
 
-	rb_arm(&e, 64);
+	rb_arm(&e, 64, 0);
 	for (int i = 0; i < 20; i++) {
 		push(&dev.rq, (struct ibv_wc){ .wr_id = (uint64_t)(i % 3), .byte_len = 64 });
 		dev.rx[i % 3]--;
@@ -375,13 +377,13 @@ static void sink(void)
 	rb_run_bw_sink(&e, &r, ctl);
 	expect(r.end == RB_END_DONE && r.received == 20 && r.bytes_received == 20 * 64, "sink", "messages were not counted");
 	for (int q = 0; q < 3; q++)
-		expect(rx_posted[q] == dev.rx[q] && rx_posted[q] > 0, "sink", "receives were not replaced");
+		expect(state[q].rx_posted == dev.rx[q] && state[q].rx_posted > 0, "sink", "receives were not replaced");
 	free(e.buf);
 
 	/* Two of what was sent were lost: it ends all the same. */
 	e = endpoint(RB_SEND, 1, 1, 1, 1);
 	r = run_for(0);
-	rb_arm(&e, 64);
+	rb_arm(&e, 64, 0);
 	push(&dev.rq, (struct ibv_wc){ .byte_len = 64 });
 	dev.rx[0]--;
 	rb_ctl_expect(ctl, 3);
@@ -423,7 +425,7 @@ static void ring(void)
 			e.a.ring = 3 * RING_HALF;
 			e.c.addr = RING_REMOTE;
 			r.size = 100;
-			dev.ring = rb_ring_of(&e, r.size);
+			dev.ring = e.ring = rb_ring_of(&e, r.size);
 			dev.enomem_every = knobs ? 37 : 0;
 			dev.partial_every = knobs ? 29 : 0;
 			rb_run_bw_source(&e, &r, ctl);

@@ -93,31 +93,11 @@ static void ring(const char *what, uint64_t own, uint64_t theirs, uint64_t msg_m
 {
 	struct rb_ep e = { .stride = own, .a = { .msg_max = msg_max, .ring = own }, .c = { .stride = theirs } };
 	struct rb_ring g = rb_ring_of(&e, size);
-	struct ibv_sge sge[3];
-	struct ibv_send_wr wr[3];
-	uint64_t last = 0, slot = 0, reached = 0, half = theirs && theirs < own ? theirs : own;
+	uint64_t half = theirs && theirs < own ? theirs : own;
 
 	expect(g.step == want_step, what, "wrong step");
 	expect(g.slots == want_slots, what, "wrong number of slots");
-	for (int i = 0; i < 3; i++) {
-		wr[i] = (struct ibv_send_wr){ .sg_list = &sge[i] };
-		sge[i].length = (uint32_t)size;
-	}
-	for (uint64_t n = 0; n < 2 * g.slots; n += 3) {
-		rb_ring_place(&g, slot, wr, 3, 1 << 20, 1 << 30);
-		for (int i = 0; i < 3; i++) {
-			uint64_t at = sge[i].addr - (1 << 20);
-
-			expect(at == wr[i].wr.rdma.remote_addr - (1 << 30), what, "the two ends are at different slots");
-			expect(at + msg_max + 40 <= half, what, "beyond the half");
-			expect(n + (uint64_t)i == 0 || g.slots == 1 || at == last + g.step || (at == 0 && last == (g.slots - 1) * g.step), what, "not the next slot");
-			last = at;
-			if (at > reached)
-				reached = at;
-		}
-		slot = (slot + 3) % g.slots;
-	}
-	expect(g.slots < 3 || reached == (g.slots - 1) * g.step, what, "never came to the last slot");
+	expect((g.slots - 1) * g.step + msg_max + 40 <= half, what, "beyond the half");
 }
 
 int main(void)
