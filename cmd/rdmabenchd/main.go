@@ -58,6 +58,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	addRun(app, add)
 	addCheckConfig(app, add)
 	addDevices(app, add)
+	addDoctor(app, add)
 	addProbe(app, add)
 	addRespond(app, add)
 
