@@ -263,7 +263,7 @@ func (t *trip) suspectGID() {
 
 // The messages. Small ones go back and forth, so that a lost packet of either end shows; large ones go one way, then the other.
 var (
-	smallSpec = probe.Spec{Name: "doctor-small", Kind: probe.Latency, Op: verbs.Send, Iterations: 2000, Deadline: 30 * time.Second}
+	smallSpec = probe.Spec{Name: "doctor-small", Kind: probe.Latency, Op: verbs.Send, Iterations: 1000, Deadline: time.Minute}
 	largeSpec = probe.Spec{Name: "doctor-large", Kind: probe.Bandwidth, Op: verbs.Write, Sizes: []int{1 << 20}, Duration: 500 * time.Millisecond, TxDepth: 8, Warmup: 8, Deadline: 30 * time.Second}
 	backSpec  = probe.Spec{Name: "doctor-back", Kind: probe.Bandwidth, Op: verbs.Read, Sizes: []int{1 << 20}, Duration: 500 * time.Millisecond, TxDepth: 8, Warmup: 8, Deadline: 30 * time.Second}
 )
@@ -332,7 +332,7 @@ func (t *trip) narrow(ctx context.Context, r *probe.Result) string {
 		return ""
 	}
 	s := largeSpec
-	s.Sizes, s.Duration, s.Iterations, s.Warmup, s.Deadline = []int{64 << 10}, 0, 8, 1, 8*time.Second
+	s.Sizes, s.Duration, s.Iterations, s.Warmup, s.Deadline = []int{16 << 10}, 0, 8, 1, 8*time.Second
 	for s.MTU = *r.MTU / 2; s.MTU >= 256; s.MTU /= 2 {
 		if t.run(ctx, s).Usable() {
 			return fmt.Sprintf("packets with %d bytes of payload pass and those with %d do not: something on the way has a smaller MTU than both ends; "+

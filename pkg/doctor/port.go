@@ -274,7 +274,7 @@ func (e *examination) gids(p *port) bool {
 		}
 		var list []string
 		for _, g := range p.local.GIDs {
-			list = append(list, fmt.Sprintf("%d: %s (%s)", g.Index, g.Addr, g.Type))
+			list = append(list, fmt.Sprintf("%d: %s", g.Index, g.Addr))
 		}
 		if p.linkLocalOnly() {
 			e.add(GID, Warning, p.name(), "only link-local: "+strings.Join(list, ", "), expected, gidAdvice(p))
