@@ -352,11 +352,16 @@ func (c *checker) numa() {
 
 func (c *checker) link() {
 	k := c.e.Link
-	c.add(CheckLinkRate, atLeast(k.RateGbps, k.MaxGbps), or(k.RateGbps, "%g Gb/s", c.why("link.rate_gbps")), or(k.MaxGbps, "%g Gb/s", "the port's maximum"),
+	ok := atLeast(k.RateGbps, k.MaxGbps)
+	found, expected := or(k.RateGbps, "%g Gb/s", c.why("link.rate_gbps")), or(k.MaxGbps, "%g Gb/s", "the port's maximum")
+	if fabric := c.e.Transport == IB || c.e.Transport == OPA; fabric && k.Lanes != nil && *k.Lanes == 1 { // ports have 4 lanes, or 2 where they are split
+		ok, expected = new(false), "4 lanes, or 2"
+		found += " over 1 lane"
+	}
+	c.add(CheckLinkRate, ok, found, expected,
 		"Look at cable, transceiver and the switch's port: the link came up below what it can do.")
 	if c.e.Transport != IWARP && c.e.Transport != EFA && c.e.Transport != USNIC {
-		var ok *bool
-		found := "not known"
+		ok, found = nil, "not known"
 		if k.ActiveMTU != nil {
 			ok = new(*k.ActiveMTU >= min(wantMTU, valueOr(k.MaxMTU, wantMTU)))
 			found = fmt.Sprintf("RDMA %d B", *k.ActiveMTU)
@@ -376,8 +381,7 @@ func (c *checker) link() {
 	}
 	c.add(CheckRoCE, q.RoCEv2, map[bool]string{true: "RoCE v2", false: "no GID for RoCE v2"}[q.RoCEv2 != nil && *q.RoCEv2], "RoCE v2",
 		"Give the netdev an address: RoCE v1 is not routed, and switches treat it differently.")
-	var ok *bool
-	found := "not known"
+	ok, found = nil, "not known"
 	var parts []string
 	if q.PFC != nil {
 		ok = new(len(q.PFC) > 0)

@@ -251,12 +251,17 @@ var linkRules = []rule{
 	{Discard, []string{"port_xmit_discards"}},
 
 	// mlx5
-	{Pause, []string{"rx_prio{n}_pause", "tx_prio{n}_pause", "rx_global_pause", "tx_global_pause"}},
-	{Discard, []string{"rx_discards_phy", "tx_discards_phy"}},
+	{Pause, []string{"rx_prio{n}_pause", "tx_prio{n}_pause", "rx_global_pause", "tx_global_pause", "tx_pause_storm_warning_events", "tx_pause_storm_error_events"}},
+	{Discard, []string{"rx_discards_phy", "tx_discards_phy", "outbound_pci_buffer_overflow"}},
+	{Congestion, []string{"rx_prio{n}_marked"}}, // by this NIC, whose own buffers fill
 	{Physical, []string{"rx_crc_errors_phy", "rx_symbol_err_phy", "rx_pcs_symbol_err_phy", "link_down_events_phy"}},
 	// bnxt_en
 	{Pause, []string{"rx_pause_frames", "tx_pause_frames", "rx_pfc_frames", "tx_pfc_frames"}},
 	{Discard, []string{"rx_stat_discard"}},
+	// qede, which shares bnxt_en's names of pause frames
+	{Discard, []string{"brb_discards"}},
+	// mlx4_en
+	{Pause, []string{"rx_pause_prio_{n}", "tx_pause_prio_{n}", "rx_pause", "tx_pause"}},
 	// ice
 	{Pause, []string{"rx_priority_{n}_xoff.nic", "tx_priority_{n}_xoff.nic", "link_xoff_rx.nic", "link_xoff_tx.nic"}},
 	{Discard, []string{"rx_dropped.nic"}},

@@ -56,6 +56,7 @@ type FS struct {
 
 	trace   func(path string)                              // test seam: sees every path before it is touched
 	ethtool func(netdev string) (map[string]uint64, error) // nil: there is none for this root
+	nic     *nic                                           // likewise
 
 	nstuck atomic.Int32 // len(stuck), readable without the lock
 
@@ -103,7 +104,7 @@ func NewFS(root string) *FS {
 	if unix.Statfs(fs.root, &st) == nil && st.Type == unix.SYSFS_MAGIC {
 		fs.live = true
 		fs.Proc = "/proc"
-		fs.ethtool = ethtoolStats
+		fs.ethtool, fs.nic = ethtoolStats, kernelNIC
 	}
 	return fs
 }

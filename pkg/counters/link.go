@@ -44,6 +44,9 @@ func (r *reader) link(d *Device, p *Port, e *Environment) {
 	if d.Transport == RoCE {
 		r.qos(d, p, e)
 	}
+	if p.Netdev != nil {
+		r.netdevSettings(*p.Netdev, e)
+	}
 }
 
 // parseLanes returns the width of "100 Gb/sec (4X EDR)".
@@ -75,13 +78,7 @@ func (r *reader) qos(d *Device, p *Port, e *Environment) {
 	cm := r.fs.path("kernel", "config", "rdma_cm", d.Name, "ports", port)
 	q.DefaultMode = field(r, "qos.default_mode", cm+"/default_roce_mode", asText)
 	q.DefaultTOS = field(r, "qos.default_tos", cm+"/default_roce_tos", parseInt)
-	q.TrafficClass = field(r, "qos.traffic_class", d.dir+"/tc/"+port+"/traffic_class", func(s string) (int, bool) {
-		if s == "" { // none is forced
-			return 0, false
-		}
-		_, v, _ := strings.Cut(s, "=")
-		return parseInt(strings.TrimSpace(v))
-	})
+	q.TrafficClass = parsed(r.lane, d.dir+"/tc/"+port+"/traffic_class", parseTrafficClass) // reads empty if none is forced
 	if p.Netdev == nil {
 		return
 	}
@@ -90,6 +87,14 @@ func (r *reader) qos(d *Device, p *Port, e *Environment) {
 	if ecn := r.ecn(netdev); ecn != nil {
 		q.ECN = ecn
 	}
+}
+
+// parseTrafficClass takes the first line of "Global tclass=106".
+func parseTrafficClass(s string) (int, bool) {
+	line, _, _ := strings.Cut(s, "\n")
+	_, v, ok := strings.Cut(line, "tclass=")
+	class, err := strconv.ParseUint(strings.TrimSpace(v), 10, 8)
+	return int(class), ok && err == nil
 }
 
 // ecn lists the priorities for which both ends of congestion control are on: notifying and reacting.
