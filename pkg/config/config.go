@@ -27,6 +27,7 @@ import (
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule"
+	"github.com/rdmabenchd/rdmabenchd/pkg/schedule/pairing"
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
 
@@ -106,20 +107,9 @@ type Peer struct {
 type Probe struct {
 	Spec     probe.Spec // with Name and Interval; other zero fields mean the defaults
 	Schedule schedule.Schedule
-	Jitter   time.Duration // default: a tenth of the interval, at most 30 s
+	Jitter   time.Duration // default: a tenth of the interval, at most 30 s; none for a tournament
 	Pairing  Pairing
 }
-
-// Pairing says with which peers a probe runs.
-type Pairing struct {
-	Strategy Strategy
-}
-
-// Strategy is a way to choose peers.
-type Strategy string
-
-// All probes every peer each time.
-const All Strategy = "all"
 
 const (
 	defaultSessions = 64
@@ -142,7 +132,7 @@ func defaultProbes() []Probe {
 	}
 	probes := []Probe{rtt, bandwidth}
 	for i := range probes {
-		probes[i].Pairing.Strategy = All
+		probes[i].Pairing = Pairing{Rule: pairing.Rule{Strategy: pairing.All}, Rails: SameRails}
 		probes[i].timing()
 	}
 	return probes

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
+	"github.com/rdmabenchd/rdmabenchd/pkg/schedule/pairing"
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
 
@@ -203,12 +204,68 @@ probes:
 		if diff := cmp.Diff(wantSpecs[i], p.Spec); diff != "" {
 			t.Errorf("probe %d (-want +got):\n%s", i, diff)
 		}
-		if p.Pairing.Strategy != All {
-			t.Errorf("probe %d: pairing %q", i, p.Pairing.Strategy)
+		if p.Pairing.Strategy != pairing.All || p.Pairing.Rails != SameRails {
+			t.Errorf("probe %d: pairing %+v", i, p.Pairing)
 		}
 	}
 	if probes[0].Jitter != time.Hour || probes[0].Schedule.String() != "TZ=Europe/Rome 0 2 * * *" || probes[1].Jitter != 0 {
 		t.Errorf("timing: %s after %s, %s", probes[0].Jitter, probes[0].Schedule, probes[1].Jitter)
+	}
+}
+
+func TestPairing(t *testing.T) {
+	for _, tt := range []struct {
+		name, probe string
+		want        Pairing
+		need        time.Duration
+		jitter      time.Duration
+	}{
+		{
+			name: "left out", probe: "schedule: '@hourly', kind: latency", jitter: 30 * time.Second,
+			want: Pairing{Rule: pairing.Rule{Strategy: pairing.All}, Rails: SameRails},
+		},
+		{
+			name: "random", probe: "schedule: '@hourly', kind: latency, pairing: {strategy: random, peers: 3, rails: all, where: {rack: other, pod: same}}", jitter: 30 * time.Second,
+			want: Pairing{Rule: pairing.Rule{Strategy: pairing.Random, Peers: 3, Where: map[string]pairing.Match{"rack": pairing.Other, "pod": pairing.Same}}, Rails: AllRails},
+		},
+		{
+			name: "ring with the default of peers", probe: "schedule: '@hourly', kind: latency, pairing: {strategy: ring}", jitter: 30 * time.Second,
+			want: Pairing{Rule: pairing.Rule{Strategy: pairing.Ring, Peers: 8}, Rails: SameRails},
+		},
+		{
+			name: "a nightly tournament", probe: "schedule: '0 2 * * *', kind: bandwidth, duration: 2s, pairing: {strategy: tournament, rounds: 100, slot: 20s, exclusive: true}",
+			want: Pairing{Rule: pairing.Rule{Strategy: pairing.Tournament}, Rounds: 100, Slot: 20 * time.Second, Rails: SameRails}, need: 3200 * time.Millisecond,
+		},
+		{
+			name: "a tournament with defaults", probe: "schedule: '0 2 * * *', jitter: 0, kind: bandwidth, pairing: {strategy: tournament}",
+			want: Pairing{Rule: pairing.Rule{Strategy: pairing.Tournament}, Rounds: 64, Slot: 10 * time.Second, Rails: SameRails}, need: 2500 * time.Millisecond,
+		},
+		{
+			name: "no more rounds than fit", probe: "schedule: '@every 1m', kind: bandwidth, pairing: {strategy: tournament}",
+			want: Pairing{Rule: pairing.Rule{Strategy: pairing.Tournament}, Rounds: 6, Slot: 10 * time.Second, Rails: SameRails}, need: 2500 * time.Millisecond,
+		},
+		{
+			name: "a slot is as long as both directions", probe: "schedule: '0 2 * * *', kind: bandwidth, sizes: {from: 2, to: 8MiB}, duration: 2s, pairing: {strategy: tournament, rounds: 64, slot: 10s}",
+			want: Pairing{Rule: pairing.Rule{Strategy: pairing.Tournament}, Rounds: 64, Slot: 105 * time.Second, Rails: SameRails}, need: 51600 * time.Millisecond,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := mustParse(t, "probes: [{name: a, "+tt.probe+"}]", nil).Probes[0]
+			if diff := cmp.Diff(tt.want, p.Pairing); diff != "" || p.Jitter != tt.jitter {
+				t.Errorf("jitter %s, want %s; pairing (-want +got):\n%s", p.Jitter, tt.jitter, diff)
+			}
+			if tt.need == 0 {
+				return
+			}
+			want := pairing.Timetable{Rounds: tt.want.Rounds, Slot: tt.want.Slot, Need: tt.need, InTurn: true}
+			if diff := cmp.Diff(want, p.Timetable()); diff != "" {
+				t.Errorf("time-table (-want +got):\n%s", diff)
+			}
+		})
+	}
+	quiet := mustParse(t, "probes: [{name: a, schedule: '@hourly', kind: latency, pairing: {exclusive: yes}}]", nil).Probes[0]
+	if !quiet.Spec.Heavy() {
+		t.Error("an exclusive latency shares its port")
 	}
 }
 

@@ -88,7 +88,7 @@ func (p Probe) effective() tree {
 		m.add("memory", memory.flow())
 	}
 	m.add("retry_count", max(0, s.Retries), "rnr_retry", max(0, s.RNRRetry), "deadline", s.Deadline,
-		"pairing", mapping("strategy", string(p.Pairing.Strategy)).flow())
+		"pairing", p.effectivePairing())
 	return m
 }
 

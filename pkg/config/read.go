@@ -249,10 +249,7 @@ func (o *object) readProbe(limits Limits) Probe {
 	o.noneIfZero("retry_count", &s.Retries)
 	o.noneIfZero("rnr_retry", &s.RNRRetry)
 
-	p.Pairing.Strategy = All
-	pairing := o.sub("pairing")
-	word(pairing, "strategy", []Strategy{All}, []Strategy{"random", "ring", "tournament"}, &p.Pairing.Strategy)
-	pairing.done("peers", "rails", "rounds", "slot", "exclusive")
+	o.pairing(&p)
 	o.done("expect")
 	o.together(*s, limits, told)
 	return p

@@ -54,6 +54,8 @@ type Spec struct {
 	Wait     time.Duration // for a port that is busy, at either end, before the probe is skipped
 
 	Interval time.Duration // between scheduled runs; 0: run by hand
+
+	Exclusive bool // both ports to itself, which what fills the link has anyway
 }
 
 // Defaults that a Spec's zero fields stand for. Where a perftest user would compare they are perftest's; the QP's
@@ -150,8 +152,8 @@ func (s Spec) WithDefaults() Spec {
 	return s
 }
 
-// Heavy reports whether the probe needs both ports for itself: everything that fills the link.
-func (s Spec) Heavy() bool { return s.Kind != Latency }
+// Heavy reports whether the probe needs both ports for itself: everything that fills the link, or is to be alone on it.
+func (s Spec) Heavy() bool { return s.Exclusive || s.Kind != Latency }
 
 // answered reports whether the responder's CPU takes part: it answers pings, or counts what arrives.
 func (s Spec) answered() bool {
