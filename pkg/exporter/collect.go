@@ -150,6 +150,12 @@ func (c collector) collectProbes(b *batch) {
 		}
 		b.count(scheduleMissed, labels, p.missed, c.created)
 		b.count(schedulePanics, labels, p.panics, c.created)
+		b.count(unconfirmed, labels, p.unconfirmed, c.created)
+		if pl := p.covered(); pl != nil {
+			if ratio, _, _, ok := pl.share(); ok {
+				b.add(coverageRatio, labels, ratio)
+			}
+		}
 	}
 	for _, n := range c.nics {
 		for outcome, v := range n.runs {

@@ -121,10 +121,12 @@ type Exporter struct {
 
 // probeState is a configured probe.
 type probeState struct {
-	spec   probe.Spec // with defaults
-	skips  map[probe.Reason]float64
-	missed float64
-	panics float64
+	spec         probe.Spec // with defaults
+	skips        map[probe.Reason]float64
+	missed       float64
+	panics       float64
+	unconfirmed  float64
+	plan, before *plan // of the period under way and of the one before it; nil: none
 }
 
 // shelfLife is how long a figure is shown that no success renews.
@@ -244,7 +246,7 @@ func (e *Exporter) SetTargets(t Targets) {
 			p.skips[r] = 0
 		}
 		if old := e.probes[clean(s.Name)]; old != nil {
-			p.skips, p.missed, p.panics = old.skips, old.missed, old.panics
+			p.skips, p.missed, p.panics, p.unconfirmed, p.plan, p.before = old.skips, old.missed, old.panics, old.unconfirmed, old.plan, old.before
 		}
 		probes[clean(s.Name)] = p
 	}
@@ -334,6 +336,10 @@ func (e *Exporter) Observe(r *probe.Result) {
 	if r.Outcome == probe.Skipped {
 		p.skips[oneOf(probe.SkipReasons, r.Reason)]++
 	}
+	if r.Repeats != nil && r.Usable() {
+		p.unconfirmed++
+	}
+	p.cover(r)
 	k := nicKey{r.Device, r.Port, r.Probe, string(p.spec.Op)}
 	e.nic(k, r.Rail).observe(e.opt.Node, k, r, dists, e.created)
 	if !e.peers[r.Peer] {

@@ -200,6 +200,7 @@ var absent = math.NaN()
 func scenario(e *Exporter) {
 	e.SetReload(nil)
 	e.readPorts(context.Background())
+	e.Plan("rtt", time.Now(), []string{"n2", "n3"}, 1)
 	e.Observe(latencyResult("n2", 1900, 2000, 2100, 9000))
 	e.Observe(failed(result("rtt", "n3"), probe.StageConnect, probe.Refused, probe.ScopePeer))
 	tainted := bandwidthResult("n2", 20e9)

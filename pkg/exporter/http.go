@@ -38,6 +38,7 @@ func (e *Exporter) Handler(o HandlerOptions) http.Handler {
 	})
 	mux.HandleFunc("GET /{$}", e.serveStatus)
 	mux.HandleFunc("GET /api/v1/results", e.serveResults)
+	mux.HandleFunc("GET /api/v1/coverage", e.serveCoverage)
 	mux.HandleFunc("GET /-/healthy", func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusOK, "rdmabenchd is healthy.") })
 	mux.HandleFunc("GET /-/ready", func(w http.ResponseWriter, _ *http.Request) {
 		if !e.ready.Load() {

@@ -128,6 +128,11 @@ var (
 	schedulePanics = define("schedule_panics_total", counter, perProbe, 1, []string{"src", "probe"},
 		"Runs that ended in a panic, which is a bug in rdmabenchd.")
 
+	unconfirmed = define("probe_unconfirmed_failures_total", counter, perProbe, 1, []string{"src", "probe"},
+		"Failures that the repeat soon after did not confirm. They count nowhere else.")
+	coverageRatio = define("coverage_ratio", gauge, perProbe, 1, []string{"src", "probe"},
+		"Share of the pairs (a port of this node and a peer) planned for a period of the probe that gave figures in it; of the last period that is over, absent before. /api/v1/coverage names the others.")
+
 	probeRuns = define("probe_runs_total", counter, perNIC, len(probe.Outcomes), also(nicLabels, "result"),
 		"Sessions from this port by how they ended: ok, tainted, failed or skipped.")
 	probeFailures = define("probe_failures_total", counter, perFailure, 1, also(nicLabels, "stage", "reason", "scope"),

@@ -77,6 +77,7 @@ type probeView struct {
 	Spec    probe.Spec
 	Latency bool
 	Measure string // of its latencies
+	Covered probeCoverage
 	Rows    []row
 }
 
@@ -162,7 +163,7 @@ func (e *Exporter) status(q url.Values) *status {
 	for name, p := range e.probes {
 		s.AllProbes = append(s.AllProbes, name)
 		if s.Probe == "" || s.Probe == name {
-			views[name] = &probeView{Spec: p.spec, Latency: p.spec.Kind == probe.Latency}
+			views[name] = &probeView{Spec: p.spec, Latency: p.spec.Kind == probe.Latency, Covered: e.coverage(name)[0]}
 		}
 	}
 	slices.Sort(s.AllProbes)

@@ -50,8 +50,28 @@ type Result struct {
 	Evidence    Evidence `json:"evidence"`
 	Fingerprint *string  `json:"fingerprint"`
 
+	Repeats *Failure `json:"repeats"` // the failure that this run was to confirm
+
 	own        ownTraffic
 	mtuReduced int // bytes that one of the ports would carry, where the other's limit was below; 0: they agree
+}
+
+// Failure is why a run failed, as its result said.
+type Failure struct {
+	ID     string    `json:"id"`
+	Time   time.Time `json:"time"`
+	Stage  Stage     `json:"stage"`
+	Reason Reason    `json:"reason"`
+	Scope  Scope     `json:"scope"`
+	Detail string    `json:"detail"`
+}
+
+// Failure returns why the run failed; nil if it did not.
+func (r *Result) Failure() *Failure {
+	if r.Outcome != Failed || r.Stage == nil || r.Reason == nil || r.Scope == nil || r.Detail == nil {
+		return nil
+	}
+	return &Failure{ID: r.ID, Time: r.Time, Stage: *r.Stage, Reason: *r.Reason, Scope: *r.Scope, Detail: *r.Detail}
 }
 
 // TaintDetail is the evidence behind one taint.
