@@ -28,6 +28,7 @@ type Target struct {
 	Device  string // of the peer; empty: what suits this end's port
 	Port    int    // of the peer's device; 0: any
 	Path    string // same_rack, cross_rack …; empty: unknown
+	Shift   int    // without a Device: the peer's rail to ask for is this port's plus Shift
 }
 
 // Progress is told while a run is under way.
@@ -248,7 +249,7 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 	psn := randomPSNs(spec.QPs)
 	s.req = &control.OpenRequest{
 		Minor: control.Minor, ID: newID(), Instance: s.i.Node.Instance, Host: s.i.Node.host,
-		Source: control.Source{Device: s.port.Device, Port: s.port.Port}, Node: s.i.Node.Name, Probe: spec.Name, Rail: s.port.Rail,
+		Source: control.Source{Device: s.port.Device, Port: s.port.Port}, Node: s.i.Node.Name, Probe: spec.Name, Rail: shifted(s.port.Rail, s.to.Shift),
 		Device: s.to.Device, Port: s.to.Port, Kind: string(spec.Kind), Transport: string(spec.Transport), Op: string(spec.Op),
 		Exclusive: spec.Heavy() || s.port.software, MaxMsg: es.MaxMsg, RxDepth: spec.RxDepth, MTU: spec.MTU, Deadline: spec.Deadline.Seconds(), Lease: leaseWanted.Seconds(),
 		ServiceLevel: spec.ServiceLevel, TrafficClass: spec.TrafficClass, FlowLabel: spec.FlowLabel,

@@ -181,3 +181,31 @@ func TestSeconds(t *testing.T) {
 		t.Errorf("0.3 s are %s", got)
 	}
 }
+
+// Like rails meet like; a host with more rails than its peer spreads over the peer's; shifts come round on the peer.
+func TestRails(t *testing.T) {
+	four := []string{"0", "1", "2", "3"}
+	for _, tt := range []struct {
+		rail  string
+		shift int
+		rails []string
+		want  int
+	}{
+		{"0", 0, four, 0},
+		{"3", 0, four, 3},
+		{"3", 1, four, 0},
+		{"2", 6, four, 0},
+		{"5", 0, four, 1},
+		{"7", 0, []string{"0"}, 0},
+		{"2", 0, []string{"0", "2"}, 1}, // one of them is of another fabric
+		{"3", 0, []string{"0", "2"}, 1},
+		{"", 3, four, 0},
+		{"north", 1, []string{"south", "north"}, 1},
+		{"east", 1, []string{"south", "north"}, 0},
+		{"-1", 0, four, 0},
+	} {
+		if got := matchRail(tt.rails, shifted(tt.rail, tt.shift)); got != tt.want {
+			t.Errorf("rail %q shifted by %d meets %v at %d, want %d", tt.rail, tt.shift, tt.rails, got, tt.want)
+		}
+	}
+}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -207,8 +209,9 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 	return rep, nil
 }
 
-// choosePort finds the port that answers a session: the one asked for, else the one on the same rail, else the first that
-// the initiator can reach. own and theirs are the GIDs to use; nil on InfiniBand without GRH.
+// choosePort finds the port that answers a session: the one asked for, else the one on the rail asked for. On a host without
+// such a rail it is one of the ports that the initiator can reach, by the number of the rail; a rail that is there but down is an
+// answer, not a reason to measure another. own and theirs are the GIDs to use; nil on InfiniBand without GRH.
 func (n *Node) choosePort(req *control.OpenRequest) (port *LocalPort, own *verbs.GID, theirs *control.GID, err error) {
 	ports, lerr := n.Ports()
 	if lerr != nil {
@@ -218,7 +221,13 @@ func (n *Node) choosePort(req *control.OpenRequest) (port *LocalPort, own *verbs
 	for i, g := range req.GIDs {
 		offered[i] = verbs.GID{Index: i, Addr: g.Addr, Type: verbs.GIDType(g.Type)}
 	}
-	var why []string
+	type candidate struct {
+		port   *LocalPort
+		own    *verbs.GID
+		theirs *control.GID
+	}
+	var fit []candidate
+	var rails, why []string
 	var reason Reason
 	for i := range ports {
 		p := &ports[i]
@@ -226,6 +235,9 @@ func (n *Node) choosePort(req *control.OpenRequest) (port *LocalPort, own *verbs
 		case req.Device != "" && (p.Device != req.Device || req.Port != 0 && p.Port != req.Port):
 			continue
 		case p.Reason != "":
+			if req.Device == "" && req.Rail != "" && p.Rail == req.Rail {
+				return nil, nil, nil, &control.Error{Reason: string(p.Reason), Detail: fmt.Sprintf("rail %s of %s: %s", p.Rail, n.Name, p.Detail)}
+			}
 			reason = p.Reason
 			why = append(why, p.Detail)
 			continue
@@ -247,18 +259,39 @@ func (n *Node) choosePort(req *control.OpenRequest) (port *LocalPort, own *verbs
 			}
 			g, t = &a, &req.GIDs[b.Index]
 		}
-		better := port == nil || p.Rail == req.Rail && port.Rail != req.Rail
-		if better {
-			port, own, theirs = p, g, t
-		}
+		fit = append(fit, candidate{p, g, t})
+		rails = append(rails, p.Rail)
 	}
 	switch {
-	case port != nil:
-		return port, own, theirs, nil
+	case len(fit) > 0:
+		c := fit[matchRail(rails, req.Rail)]
+		return c.port, c.own, c.theirs, nil
 	case reason == "":
 		return nil, nil, nil, &control.Error{Reason: string(PeerNoDevice), Detail: fmt.Sprintf("%s has no RDMA device %s", n.Name, req.Device)}
 	}
 	return nil, nil, nil, &control.Error{Reason: string(reason), Detail: fmt.Sprintf("%s has no port for this: %v", n.Name, why)}
+}
+
+// matchRail returns which of some rails, at least one, meets the wanted one: the same, else the one at that place counting round,
+// so that a host with more rails than its peer asks for each of the peer's as often.
+func matchRail(rails []string, want string) int {
+	if i := slices.Index(rails, want); i >= 0 {
+		return i
+	}
+	n, err := strconv.Atoi(want)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n % len(rails)
+}
+
+// shifted is the name of the rail that comes so many after rail; rails without a number have none.
+func shifted(rail string, by int) string {
+	n, err := strconv.Atoi(rail)
+	if err != nil || n < 0 {
+		return rail
+	}
+	return strconv.Itoa(n + by)
 }
 
 // call finds an open session, renews its lease and keeps other calls of it out until done is called.
