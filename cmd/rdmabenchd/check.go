@@ -51,7 +51,7 @@ func printPlan(w io.Writer, file string, cfg *config.Config, now time.Time) {
 			next = n.UTC().Format(time.DateTime)
 		}
 		fmt.Fprintf(t, "%s\t%s %s over %s\t%s\t%s\t%s\t%s\n", spec.Name, spec.Op, spec.Kind, spec.Transport, sizes(spec.Sizes), p.Schedule, next,
-			perDay(spec, p.Schedule.Count(now, now.Add(24*time.Hour)), len(peers)))
+			perDay(spec, p.Schedule.Count(now, now.Add(24*time.Hour)), p.PerFiring(len(peers))))
 	}
 	t.Flush()
 }

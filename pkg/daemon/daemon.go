@@ -46,15 +46,21 @@ type Daemon struct {
 	scheduler *schedule.Scheduler
 	exporter  *exporter.Exporter
 	listener  net.Listener
-	initiator *probe.Initiator
-	light     *semaphore.Weighted // bounds the light probes under way, and with them threads
+	probe     func(ctx context.Context, s probe.Spec, to probe.Target, device string, port int) *probe.Result // an Initiator's Probe
+	light     *semaphore.Weighted                                                                             // bounds the light probes under way, and with them threads
 	known     knownPorts
 	journal   journal
 
 	reload sync.Mutex // one at a time
 	mu     sync.RWMutex
 	cfg    *config.Config
+	all    *fleet
 	guard  *peerGuard
+
+	plans struct {
+		sync.Mutex
+		last map[string]*plan // by probe
+	}
 }
 
 // New reads the configuration and takes the control channel's port. What is wrong with either is an error here, and nowhere
@@ -73,7 +79,7 @@ func New(o Options) (*Daemon, error) {
 	d.node.Environments = probe.NewEnvironments(d.counters)
 	d.node.GIDIndex = func() int { return d.config().Devices.GIDIndex }
 	d.responder = probe.NewResponder(d.node, limits(cfg))
-	d.initiator = &probe.Initiator{Node: d.node, Client: d.client, Tolerances: func() probe.Tolerances { return d.config().Taints }}
+	d.probe = (&probe.Initiator{Node: d.node, Client: d.client, Tolerances: func() probe.Tolerances { return d.config().Taints }}).Probe
 	d.exporter, err = exporter.New(exporter.Options{
 		Node: cfg.Node.Name, NodeLabels: cfg.Node.Labels, Version: o.Version, Revision: o.Revision, ClassicHistograms: o.ClassicHistograms,
 		Ports: &ports{node: d.node, fs: d.counters, filter: d.filter}, Sessions: d.responder.Sessions, Log: o.Log,
@@ -119,6 +125,13 @@ func (d *Daemon) config() *config.Config {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	return d.cfg
+}
+
+// fleet is the nodes as they are known now.
+func (d *Daemon) fleet() *fleet {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.all
 }
 
 func (d *Daemon) use(device string) bool { return d.config().Devices.Use(device) }
@@ -172,11 +185,12 @@ func (d *Daemon) fixed(cfg *config.Config) error {
 
 // apply puts a checked configuration in force.
 func (d *Daemon) apply(cfg *config.Config) error {
-	if err := d.scheduler.Replace(d.jobs(cfg)); err != nil {
+	all := newFleet(cfg.Node, cfg.Peers.Static)
+	if err := d.scheduler.Replace(d.jobs(cfg, all)); err != nil {
 		return err
 	}
 	d.mu.Lock()
-	d.cfg = cfg
+	d.cfg, d.all = cfg, all
 	d.mu.Unlock()
 	d.responder.SetLimits(limits(cfg))
 	d.guard.set(cfg)
@@ -184,8 +198,8 @@ func (d *Daemon) apply(cfg *config.Config) error {
 	for _, p := range cfg.Probes {
 		targets.Probes = append(targets.Probes, p.Spec.WithDefaults())
 	}
-	for _, p := range d.others(cfg) {
-		targets.Peers = append(targets.Peers, p.Name)
+	for name := range all.peers {
+		targets.Peers = append(targets.Peers, name)
 	}
 	d.exporter.SetTargets(targets)
 	return nil
@@ -216,7 +230,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 func (d *Daemon) describe() {
 	cfg := d.config()
 	d.lookAtPorts()
-	d.log.Info("started", slog.String("node", cfg.Node.Name), slog.String("control", d.listener.Addr().String()), slog.Int("peers", len(d.others(cfg))),
+	d.log.Info("started", slog.String("node", cfg.Node.Name), slog.String("control", d.listener.Addr().String()), slog.Int("peers", len(d.fleet().peers)),
 		slog.Int("probes", len(cfg.Probes)), slog.Int("ports", len(d.known.list())))
 }
 

@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-
-	"github.com/rdmabenchd/rdmabenchd/pkg/config"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -121,32 +119,6 @@ func TestReload(t *testing.T) {
 	_, text := page(t, d, http.MethodGet, "/metrics")
 	if !strings.Contains(text, "\nrdmabench_config_last_reload_successful 1\n") || !strings.Contains(text, `probe="other"`) || strings.Contains(text, `probe="rtt"`) {
 		t.Error("the new configuration is not in the metrics")
-	}
-}
-
-// All nodes that start at the same moment visit another peer each.
-func TestOthers(t *testing.T) {
-	d := &Daemon{}
-	names := []string{"c", "a", "d", "b"}
-	firsts := map[string]bool{}
-	for _, own := range names {
-		cfg := &config.Config{Node: config.Node{Name: own}}
-		for _, n := range names {
-			cfg.Peers.Static = append(cfg.Peers.Static, config.Peer{Name: n})
-		}
-		got := d.others(cfg)
-		if len(got) != 3 {
-			t.Fatalf("%s visits %v", own, got)
-		}
-		for _, p := range got {
-			if p.Name == own {
-				t.Errorf("%s visits itself", own)
-			}
-		}
-		firsts[got[0].Name] = true
-	}
-	if len(firsts) != len(names) {
-		t.Errorf("the first visits go to %v only", firsts)
 	}
 }
 

@@ -24,6 +24,14 @@ type journalKey struct {
 	port                int
 }
 
+// news reports whether a failure is one that was not there before.
+func (j *journal) news(r *probe.Result) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	_, failing := j.last[journalKey{r.Probe, r.Peer, r.Device, r.Port}]
+	return !failing
+}
+
 func (j *journal) note(r *probe.Result) {
 	key := journalKey{r.Probe, r.Peer, r.Device, r.Port}
 	at := []any{
@@ -32,6 +40,9 @@ func (j *journal) note(r *probe.Result) {
 	}
 	if r.Reason != nil {
 		at = append(at, slog.String("stage", string(*r.Stage)), slog.String("reason", string(*r.Reason)), slog.String("scope", string(*r.Scope)), slog.String("detail", *r.Detail))
+	}
+	if f := r.Repeats; f != nil && r.Usable() {
+		j.log.Info("a failure was not confirmed by a second run", append(at, slog.String("was", string(f.Reason)), slog.String("what", f.Detail))...)
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
