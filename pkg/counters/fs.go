@@ -144,8 +144,8 @@ func (fs *FS) Inventory(ctx context.Context, f Filter) (*Inventory, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, err := run(ctx, fs, "", func(l *lane) (Host, error) { return l.host(), nil })
-	if err != nil {
+	host, err := run(ctx, fs, hostLane, func(l *lane) (Host, error) { return l.host(), nil })
+	if err != nil && !errors.Is(err, ErrNotAnswering) {
 		return nil, err
 	}
 	inv.Host = host

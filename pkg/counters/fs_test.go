@@ -188,7 +188,7 @@ func TestStuckReadReturns(t *testing.T) {
 
 func TestDeadDeviceIsLeftAlone(t *testing.T) {
 	fs := open(t, "mlx5-ib-ndr")
-	fs.ReadTimeout = 20 * time.Millisecond
+	fs.ReadTimeout = 200 * time.Millisecond
 	dir := portDir(t, fs.root, "mlx5_0", 1)
 	var paths []string
 	for _, name := range []string{"symbol_error", "link_downed", "port_rcv_errors", "port_xmit_wait", "VL15_dropped", "port_xmit_data"} {

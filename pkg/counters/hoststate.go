@@ -2,6 +2,7 @@ package counters
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"path"
@@ -51,7 +52,11 @@ func (h *hostState) environment(device string, port int) *Environment {
 }
 
 func (fs *FS) hostState(ctx context.Context) (*hostState, error) {
-	return run(ctx, fs, "", func(l *lane) (*hostState, error) { return l.hostState(), nil })
+	h, err := run(ctx, fs, hostLane, func(l *lane) (*hostState, error) { return l.hostState(), nil })
+	if errors.Is(err, ErrNotAnswering) {
+		h, err = &hostState{shared: Environment{Missing: []Unreadable{{Name: "host", Errno: new("ETIMEDOUT")}}}}, nil
+	}
+	return h, err
 }
 
 func (l *lane) hostState() *hostState {

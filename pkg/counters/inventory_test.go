@@ -10,8 +10,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/counters/sysfstest"
 )
@@ -222,9 +225,35 @@ func BenchmarkCollect8(b *testing.B) {
 		b.Fatalf("%d devices", len(inv.Devices))
 	}
 	b.ReportAllocs()
+	var took []time.Duration
+	cpu := cpuTime(b)
 	for b.Loop() {
+		start := time.Now()
 		if _, err := fs.Collect(b.Context(), Filter{}); err != nil {
 			b.Fatal(err)
+		}
+		took = append(took, time.Since(start))
+	}
+	slices.Sort(took)
+	b.ReportMetric((cpuTime(b)-cpu).Seconds()*1e3/float64(len(took)), "cpu-ms/op") // which a busy machine doesn't spoil
+	b.ReportMetric(took[len(took)/2].Seconds()*1e3, "median-ms/op")
+}
+
+func cpuTime(b *testing.B) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+func BenchmarkEnvironments8(b *testing.B) {
+	fs := NewFS(tree8(b))
+	mustInventory(b, fs)
+	b.ReportAllocs()
+	for b.Loop() {
+		if envs, err := fs.Environments(b.Context(), Filter{}); err != nil || len(envs) != 8 {
+			b.Fatal(err, len(envs))
 		}
 	}
 }

@@ -18,6 +18,9 @@ import (
 // each holds an operating system thread, and firmware that died answers no file at all.
 const maxStuck = 4
 
+// hostLane is the name of the lanes that read what is of the machine. No device has a slash in its name.
+const hostLane = "/host"
+
 // ErrNotAnswering is the error of a device so many of whose reads hang that it is left alone
 // until they return.
 var ErrNotAnswering = errors.New("device is not answering")
@@ -38,7 +41,7 @@ type stuckRead struct {
 // to give it up. All methods but stalled and abandon are the goroutine's own.
 type lane struct {
 	fs  *FS
-	dev string     // its name; empty for what belongs to none
+	dev string     // its name; empty for the list of devices, hostLane for the machine
 	buf [4096]byte // sysfs text is at most a page
 
 	mu    sync.Mutex

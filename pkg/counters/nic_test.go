@@ -93,7 +93,7 @@ func TestNetdevSettings(t *testing.T) {
 		t.Errorf("flow control without PFC and with half of pause: %s", v[CheckFlowControl])
 	}
 	// A driver that has none of it is not a fault; a request that hangs or fails is noted.
-	fs.ReadTimeout = 50 * time.Millisecond
+	fs.ReadTimeout = 200 * time.Millisecond
 	hung := make(chan struct{})
 	defer close(hung)
 	fs.nic = &nic{

@@ -3,6 +3,7 @@ package counters
 import (
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -86,7 +87,8 @@ func TestParsers(t *testing.T) {
 
 // FuzzParsers holds each parser to what its callers rely on.
 func FuzzParsers(f *testing.F) {
-	for _, s := range []string{"4: ACTIVE", "100 Gb/sec (4X EDR)", "16.0 GT/s PCIe", "255", "0x1c", "N/A (no PMA)", gidV4, "0000:41:00.0", "rx_prio3_pause", "caf\xe9\x00", strings.Repeat("é", 100)} {
+	for _, s := range []string{"4: ACTIVE", "100 Gb/sec (4X EDR)", "16.0 GT/s PCIe", "255", "0x1c", "N/A (no PMA)", gidV4, "0000:41:00.0", "rx_prio3_pause", "caf\xe9\x00", strings.Repeat("é", 100), "0-3,8", "always [madvise] never",
+		"RxErr 0\nTOTAL_ERR_COR 3", "Max locked memory 1 2 bytes", "eth10: 5", "Global tclass=106", string(express(256, 0, 2, 0x2910)), string(withACS(express(4096, 6, 2, 0), 4))} {
 		f.Add(s, "eth10")
 	}
 	f.Fuzz(func(t *testing.T, s, other string) {
@@ -127,6 +129,36 @@ func FuzzParsers(f *testing.F) {
 			t.Errorf("naturalCompare(%q, %q) = %d, and %d the other way", s, other, a, b)
 		}
 		parseCounter(s)
+		if list, ok := parseList(s); ok && (len(list) > 2*maxCPUs || slices.ContainsFunc(list, func(c int) bool { return c < 0 })) {
+			t.Errorf("parseList(%q) = %d CPUs", s, len(list))
+		}
+		if n := parseLanes(s); n != nil && *n < 1 {
+			t.Errorf("parseLanes(%q) = %d", s, *n)
+		}
+		if v, ok := parseSpeed(s); ok && v < 1 {
+			t.Errorf("parseSpeed(%q) = %d", s, v)
+		}
+		if v, ok := parseUptime(s); ok && !(v >= 0) {
+			t.Errorf("parseUptime(%q) = %v", s, v)
+		}
+		if v, ok := parseChosen(s); ok && (v == "" || !utf8.ValidString(v)) {
+			t.Errorf("parseChosen(%q) = %q", s, v)
+		}
+		if v, ok := parseTrafficClass(s); ok && (v < 0 || v > 255) {
+			t.Errorf("parseTrafficClass(%q) = %d", s, v)
+		}
+		if v, ok := statusLine(other)(s); ok && (v == "" || !utf8.ValidString(v)) {
+			t.Errorf("statusLine(%q)(%q) = %q", other, s, v)
+		}
+		parseAER(s)
+		parseMemlock(s)
+		c := configSpace{strings.NewReader(s)}
+		if at, err := c.express(); err == nil && at != 0 && (at < 0x40 || at > 0xff) {
+			t.Errorf("express(%q) = %#x", s, at)
+		}
+		if at, err := c.extended(extCapACS); err == nil && at != 0 && (at < 0x100 || at > 0xfff) {
+			t.Errorf("extended(%q) = %#x", s, at)
+		}
 	})
 }
 
@@ -147,9 +179,20 @@ func FuzzTree(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		fs := NewFS(t.TempDir())
+		fs.Proc = t.TempDir()
 		dir := filepath.Join(fs.root, "class", "infiniband", "rxe0")
 		for _, p := range paths {
 			write(t, filepath.Join(dir, p), string(text))
+		}
+		for _, p := range []string{
+			"devices/system/node/node0/cpulist", "devices/system/node/node0/distance", "devices/system/cpu/cpu0/cpufreq/scaling_governor",
+			"devices/system/cpu/cpu0/cpufreq/scaling_max_freq", "devices/system/cpu/cpu0/cpuidle/state0/name", "devices/system/cpu/cpu0/cpuidle/state0/latency",
+			"devices/system/cpu/cpu0/cpuidle/state0/disable", "kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "kernel/mm/transparent_hugepage/enabled",
+		} {
+			write(t, filepath.Join(fs.root, p), string(text))
+		}
+		for _, p := range []string{"uptime", "self/maps", "self/status", "self/limits", "sys/kernel/osrelease"} {
+			write(t, filepath.Join(fs.Proc, p), string(text))
 		}
 		inv := mustInventory(t, fs)
 		if len(inv.Devices) != 1 || len(inv.Devices[0].Ports) != 1 {
@@ -161,6 +204,18 @@ func FuzzTree(f *testing.F) {
 		a, err := fs.Port("rxe0", 1).Snapshot(t.Context())
 		if err != nil {
 			t.Fatal(err)
+		}
+		e := environment(t, fs, "rxe0", 1)
+		if b, err := json.Marshal(e); err != nil || !utf8.Valid(b) {
+			t.Errorf("JSON: %v", err)
+		}
+		for _, c := range e.Checks() {
+			if !utf8.ValidString(c.Found+c.Expected) || !slices.Contains(Checks, c.Name) {
+				t.Errorf("check %+v", c)
+			}
+		}
+		if f := e.Fingerprint(); len(f.ID) != 16 {
+			t.Errorf("fingerprint %v", f)
 		}
 		for name, v := range Sub(a, a).Counters {
 			if v != 0 {
