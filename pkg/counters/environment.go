@@ -34,9 +34,10 @@ type Environment struct {
 	Uptime   *float64     `json:"uptime_seconds"`
 	Missing  []Unreadable `json:"unreadable"` // what is there and gave no value, by the JSON name of the field
 
-	recent map[string]bool   // counts that rose lately
-	first  map[string]bool   // counts that were read for the first time, so that only their total is known
-	kept   map[string]string // facts of an earlier reading that this one could not read
+	counting []int             // CPUs that count how often they were throttled
+	recent   map[string]bool   // counts that rose lately
+	first    map[string]bool   // counts that were read for the first time, so that only their total is known
+	kept     map[string]string // facts of an earlier reading that this one could not read
 }
 
 // Versions are those of the software below a measurement.

@@ -44,7 +44,7 @@ func (l *lane) pci(dir string) *PCI {
 	if p.CurGTS == nil || p.MaxGTS == nil || p.CurWidth == nil || p.MaxWidth == nil {
 		p.Warnings = append(p.Warnings, WarnPCIeUnknown)
 	}
-	if link.degraded() {
+	if link.Degraded() {
 		p.Warnings = append(p.Warnings, WarnPCIeDegraded)
 	}
 	if p.NUMANode != nil && *p.NUMANode < 0 {
@@ -67,8 +67,8 @@ func (k PCILink) known() bool {
 	return k.CurGTS != nil || k.MaxGTS != nil || k.CurWidth != nil || k.MaxWidth != nil
 }
 
-// degraded needs both values of a pair.
-func (k PCILink) degraded() bool {
+// Degraded reports whether the link works below what both its ends can do. It needs both values of a pair.
+func (k PCILink) Degraded() bool {
 	return k.CurGTS != nil && k.MaxGTS != nil && *k.CurGTS < *k.MaxGTS ||
 		k.CurWidth != nil && k.MaxWidth != nil && *k.CurWidth < *k.MaxWidth
 }

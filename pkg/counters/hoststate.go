@@ -241,6 +241,7 @@ func (h *hostState) fill(e *Environment, near []int) {
 		near = nil
 	}
 	c := CPUState{}
+	e.counting = nil
 	lowest := func(p **uint64, v *uint64) {
 		if v != nil && (*p == nil || *v < **p) {
 			*p = v
@@ -264,6 +265,7 @@ func (h *hostState) fill(e *Environment, near []int) {
 			c.HardwareKHz = v
 		}
 		if v := cpu.throttle; v != nil {
+			e.counting = append(e.counting, cpu.cpu)
 			sum := *v
 			if c.CoreThrottle != nil {
 				sum = addSat(sum, *c.CoreThrottle)
@@ -280,6 +282,33 @@ func (h *hostState) fill(e *Environment, near []int) {
 	slices.Sort(c.Governors)
 	slices.Sort(c.Preferences)
 	e.CPU = c
+}
+
+// Throttles reads how often the CPUs near a port were slowed down for heat or power since boot, anew and summed up. It is false
+// if they don't count that.
+func (fs *FS) Throttles(ctx context.Context, e *Environment) (count uint64, ok bool) {
+	if len(e.counting) == 0 {
+		return 0, false
+	}
+	sum, err := run(ctx, fs, hostLane, func(l *lane) (*uint64, error) {
+		var sum uint64
+		for _, cpu := range e.counting {
+			dir := l.fs.path("devices", "system", "cpu", "cpu"+strconv.Itoa(cpu), "thermal_throttle")
+			core, pkg := parsed(l, dir+"/core_throttle_count", parseCounter), parsed(l, dir+"/package_throttle_count", parseCounter)
+			if core == nil {
+				return nil, nil
+			}
+			sum = addSat(sum, *core)
+			if pkg != nil {
+				sum = addSat(sum, *pkg)
+			}
+		}
+		return &sum, nil
+	})
+	if err != nil || sum == nil {
+		return 0, false
+	}
+	return *sum, true
 }
 
 func (r *reader) memory(e *Environment) {

@@ -2,11 +2,13 @@ package probe
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 )
 
@@ -138,4 +140,70 @@ func (n *Node) fingerprint(ctx context.Context, p *LocalPort) *string {
 		return nil
 	}
 	return new(env.Fingerprint().ID)
+}
+
+// meter starts the port's Meter. To its evidence comes what else speaks against figures taken here.
+func (n *Node) meter(ctx context.Context, p *LocalPort) (stop func(context.Context) *EndEvidence) {
+	env := n.Environments.Of(ctx, p)
+	throttled := n.Environments.throttles(ctx, env)
+	counted := n.Meter.Start(ctx, p.Device, p.Port)
+	return func(ctx context.Context) *EndEvidence {
+		e := counted(ctx)
+		if e != nil && env != nil {
+			e.Conditions = union(e.Conditions, n.Environments.conditions(ctx, env, throttled))
+		}
+		return e
+	}
+}
+
+// throttles is how often the CPUs near the port were held back since boot; nil if they don't tell.
+func (e *Environments) throttles(ctx context.Context, env *counters.Environment) *uint64 {
+	if env == nil {
+		return nil
+	}
+	ctx, cancel := detached(ctx, environmentTime)
+	defer cancel()
+	v, ok := e.fs.Throttles(ctx, env)
+	if !ok {
+		return nil
+	}
+	return &v
+}
+
+// conditions finds what taints figures that were just taken: links below what they can do, and CPUs held back meanwhile.
+func (e *Environments) conditions(ctx context.Context, env *counters.Environment, throttled *uint64) []control.Condition {
+	var list []control.Condition
+	add := func(t Taint, check counters.CheckName, detail string) {
+		list = append(list, control.Condition{Taint: string(t), Check: string(check), Detail: detail})
+	}
+	for _, c := range env.Checks() {
+		if c.Verdict != counters.CheckWarn {
+			continue
+		}
+		detail := c.Found + ", expected " + c.Expected
+		switch c.Name {
+		case counters.CheckLinkRate:
+			add(TaintLinkDegraded, c.Name, detail)
+		case counters.CheckPCIeWidth:
+			add(TaintPCIeDegraded, c.Name, detail)
+		case counters.CheckPCIePath: // one that is slow by design is no degradation
+			if b := env.PCI.Bottleneck; b.Degraded() {
+				add(TaintPCIeDegraded, c.Name, detail)
+			}
+		case counters.CheckPCIeSpeed: // a link that idled may have been slow to save power: what counts is now
+			ctx, cancel := detached(ctx, environmentTime)
+			now, err := e.fs.Environment(ctx, env.Device, env.Port)
+			cancel()
+			if err != nil || now.PCI == nil || now.PCI.CurGTS == nil || now.PCI.MaxGTS == nil {
+				continue
+			}
+			if *now.PCI.CurGTS < *now.PCI.MaxGTS {
+				add(TaintPCIeDegraded, c.Name, fmt.Sprintf("%g GT/s, expected %g GT/s", *now.PCI.CurGTS, *now.PCI.MaxGTS))
+			}
+		}
+	}
+	if after := e.throttles(ctx, env); throttled != nil && after != nil && *after > *throttled {
+		add(TaintCPUThrottled, counters.CheckThrottle, "CPUs near the device were slowed down for heat or power while the figures were taken")
+	}
+	return list
 }

@@ -87,3 +87,60 @@ func TestNoEnvironments(t *testing.T) {
 		t.Errorf("fingerprint %v of nothing", got)
 	}
 }
+
+// What speaks against figures besides counters, with a reading from before the run.
+func TestConditionsOfEnvironment(t *testing.T) {
+	root := sysfstest.Tree(t, "pcie-degraded")
+	const function = "devices/pci0000:40/0000:40:01.1/0000:41:00.0/"
+	const throttle = "devices/system/cpu/cpu32/thermal_throttle/core_throttle_count"
+	write := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(throttle, "7\n")
+	p := &LocalPort{Device: "mlx5_0", Port: 1}
+	run := func(n *Node, meanwhile func()) []string {
+		t.Helper()
+		stop := n.meter(t.Context(), p)
+		meanwhile()
+		got := []string{}
+		for _, c := range stop(t.Context()).Conditions {
+			got = append(got, c.Taint+" "+c.Check+": "+c.Detail)
+		}
+		return got
+	}
+	node := func() *Node {
+		return &Node{Meter: fixedMeter("packets"), Environments: NewEnvironments(counters.NewFS(root))}
+	}
+	n := node()
+	width := "pcie-degraded pcie-width: x8, expected x16"
+	speed := "pcie-degraded pcie-speed: 8 GT/s, expected 16 GT/s"
+	throttled := "cpu-throttled cpu-throttle: CPUs near the device were slowed down for heat or power while the figures were taken"
+	for _, step := range []struct {
+		name      string
+		meanwhile func()
+		want      []string
+	}{
+		{"degraded", func() {}, []string{width, speed}},
+		{"throttled meanwhile", func() { write(throttle, "9\n") }, []string{width, speed, throttled}},
+		{"throttled before", func() {}, []string{width, speed}},
+		{"fast under load", func() { write(function+"current_link_speed", "16.0 GT/s PCIe\n") }, []string{width}},
+	} {
+		if diff := cmp.Diff(step.want, run(n, step.meanwhile)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.name, diff)
+		}
+	}
+	write(function+"current_link_width", "16\n")
+	if got := run(node(), func() {}); len(got) > 0 {
+		t.Errorf("nothing is wrong: %v", got)
+	}
+	if got := run(&Node{Meter: fixedMeter("packets")}, func() {}); len(got) > 0 {
+		t.Errorf("nothing is known: %v", got)
+	}
+}

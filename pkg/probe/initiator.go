@@ -353,7 +353,7 @@ func (s *initiation) run(ctx context.Context, size int, last bool) (*Run, *failu
 	if err := s.session.Mark(ctx); err != nil {
 		return nil, s.lost(ctx, StageRun, err)
 	}
-	stop := s.i.Node.Meter.Start(ctx, s.port.Device, s.port.Port)
+	stop := s.i.Node.meter(ctx, s.port)
 	rs.Iterations, rs.Duration = uint64(s.spec.Iterations), s.spec.Duration
 	res, f := s.loop(ctx, rs)
 	s.r.Evidence.Local = s.r.Evidence.Local.add(stop(ctx))

@@ -350,7 +350,7 @@ func (r *Responder) Mark(ctx context.Context, id string) error {
 	}
 	defer done()
 	s.ep.Mark()
-	s.meter = r.node.Meter.Start(ctx, s.port.Device, s.port.Port)
+	s.meter = r.node.meter(ctx, s.port)
 	return nil
 }
 
