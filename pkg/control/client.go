@@ -2,6 +2,7 @@ package control
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -54,6 +55,9 @@ type Session struct {
 	c    *Client
 	addr string
 	id   string
+
+	limit   int           // bytes of a reply; 0: maxReply
+	timeout time.Duration // of a call; 0: CallTimeout
 }
 
 // Hello finds out whether a responder is at addr (host:port), and which: cheap, and before anything is taken for it. Its
@@ -132,8 +136,9 @@ func (s *Session) path(call string) string { return sessions + "/" + s.id + call
 // call makes one round trip. opening tells whether the peer is known to be there: until then silence is a failed handshake,
 // later it is a peer that stopped answering.
 func (s *Session) call(ctx context.Context, method, path string, in, out any, opening bool) error {
-	ctx, cancel := context.WithTimeout(ctx, CallTimeout)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.timeout, CallTimeout))
 	defer cancel()
+	limit := cmp.Or(s.limit, maxReply)
 	var body []byte
 	if in != nil {
 		var err error
@@ -157,12 +162,12 @@ func (s *Session) call(ctx context.Context, method, path string, in, out any, op
 		return s.classify(ctx, err, opening)
 	}
 	defer resp.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(resp.Body, maxReply+1))
+	data, err := io.ReadAll(io.LimitReader(resp.Body, int64(limit)+1))
 	if err != nil {
 		return s.classify(ctx, err, opening)
 	}
-	if len(data) > maxReply {
-		return &Error{Reason: ReasonBadHandshake, Scope: "peer", Detail: fmt.Sprintf("%s answered with more than %d bytes", s.addr, maxReply)}
+	if len(data) > limit {
+		return &Error{Reason: ReasonBadHandshake, Scope: "peer", Detail: fmt.Sprintf("%s answered with more than %d bytes", s.addr, limit)}
 	}
 	if resp.StatusCode != http.StatusOK {
 		var e errorReply

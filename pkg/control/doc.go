@@ -7,6 +7,8 @@
 //	POST   /v1/sessions/{id}/finish   barrier: the timed part is over, counters are read, figures come back
 //	POST   /v1/sessions/{id}/renew    keep the lease
 //	DELETE /v1/sessions/{id}          free everything now
+//	POST   /v1/sweeps                 run this node's rows of a sweep
+//	GET    /v1/rows                   how far that is, and the rows once it is over; or the last results of all probes
 //
 // A session is a lease on the responder's port. It lives as long as its initiator calls within the lease; one that falls
 // silent frees everything by itself. Each message is bounded, and every number in it is checked against its range

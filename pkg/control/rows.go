@@ -1,10 +1,48 @@
 package control
 
 import (
+	"context"
 	"fmt"
 	"math"
+	"net/http"
+	"net/url"
 	"time"
 )
+
+// Sweeper runs this node's rows of sweeps and tells of them. Its errors are *Error where the asker may learn the reason.
+type Sweeper interface {
+	// Sweep starts a sweep, or does nothing if the one with that id is the last one already.
+	Sweep(ctx context.Context, r *SweepRequest) error
+	// Rows tells of the sweep of that id, or of the last results of all probes if of is [LastResults].
+	Rows(ctx context.Context, of string) (*RowsReply, error)
+}
+
+// LastResults asks [Client.Rows] for what a node measured last, by whatever probe.
+const LastResults = "last"
+
+// Bounds of the call that fetches rows.
+const (
+	maxRowsReply = 64 << 20
+	rowsTimeout  = 30 * time.Second
+)
+
+// StartSweep has the node at addr (host:port) run its rows of a sweep. Its error is always an *Error.
+func (c *Client) StartSweep(ctx context.Context, addr string, r *SweepRequest) error {
+	return (&Session{c: c, addr: addr, id: r.ID}).call(ctx, http.MethodPost, "/v1/sweeps", r, nil, true)
+}
+
+// Rows asks the node at addr (host:port) for the rows of a sweep by its id, or for [LastResults]. Its error is always an *Error.
+func (c *Client) Rows(ctx context.Context, addr, of string) (*RowsReply, error) {
+	s := &Session{c: c, addr: addr, limit: maxRowsReply, timeout: rowsTimeout}
+	var rep RowsReply
+	if err := s.call(ctx, http.MethodGet, "/v1/rows?of="+url.QueryEscape(of), nil, &rep, true); err != nil {
+		return nil, err
+	}
+	if err := rep.Validate(); err != nil {
+		return nil, s.invalid(err)
+	}
+	return &rep, nil
+}
 
 // Bounds of what nodes tell each other of their sweeps.
 const (

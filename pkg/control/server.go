@@ -43,6 +43,7 @@ type Service interface {
 // Server serves the control channel of one daemon.
 type Server struct {
 	Service Service
+	Sweeper Sweeper // nil: this daemon runs no sweeps for others
 	// Guard decides who is served; nil serves nobody. It sees the request before anything of it is read. With TLS it is the
 	// place to look at the client's certificate.
 	Guard func(r *http.Request) error
@@ -112,6 +113,23 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("DELETE /v1/sessions/{id}", s.call(func(ctx context.Context, id string, _ []byte) (any, error) {
 		return nil, s.Service.Close(ctx, id)
 	}))
+	if s.Sweeper != nil {
+		mux.HandleFunc("POST /v1/sweeps", s.call(func(ctx context.Context, _ string, body []byte) (any, error) {
+			var r SweepRequest
+			if err := decode(body, &r); err != nil {
+				return nil, err
+			}
+			if err := r.Validate(); err != nil {
+				return nil, bad(err)
+			}
+			return nil, s.Sweeper.Sweep(ctx, &r)
+		}))
+		mux.HandleFunc("GET /v1/rows", func(w http.ResponseWriter, r *http.Request) {
+			s.call(func(ctx context.Context, _ string, _ []byte) (any, error) {
+				return s.Sweeper.Rows(ctx, printable(r.URL.Query().Get("of"), MaxName))
+			})(w, r)
+		})
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := errors.New("no guard is set")
 		if s.Guard != nil {

@@ -168,7 +168,7 @@ func (j *judged) roles(f family) (src, dst int) {
 		case string(probe.ScopeLocal):
 			return sym, none
 		case string(probe.ScopePeer):
-			if !atControl(row) {
+			if !AtControl(row) {
 				return none, sym
 			}
 		}

@@ -144,7 +144,7 @@ func (a *analysis) accuse(n nic) *accusation {
 		}
 		if bad {
 			x.rows = append(x.rows, i)
-			if atControl(j.row) {
+			if AtControl(j.row) {
 				control++
 			}
 		}

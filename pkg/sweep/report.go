@@ -262,8 +262,8 @@ func usable(row *Row) bool {
 	return row.Result == string(probe.OK) || row.Result == string(probe.Tainted)
 }
 
-// atControl reports whether a session ended before any RDMA was tried, for a reason that is not its own node's.
-func atControl(row *Row) bool {
+// AtControl reports whether a session ended before any RDMA was tried, for a reason that is not its own node's.
+func AtControl(row *Row) bool {
 	return row.Result == string(probe.Failed) && row.Scope != string(probe.ScopeLocal) &&
 		slices.Contains([]string{string(probe.StageResolve), string(probe.StageConnect), string(probe.StageAuth)}, row.Stage)
 }
@@ -286,7 +286,7 @@ func (r *Report) findUnreached(a *analysis, in Input) {
 			by[row.Dst] = t
 		}
 		t.tried[row.Src] = true
-		if atControl(row) {
+		if AtControl(row) {
 			t.failed[row.Src], t.why = true, row
 		}
 	}
