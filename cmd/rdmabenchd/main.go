@@ -61,6 +61,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	addDoctor(app, add)
 	addProbe(app, add)
 	addRespond(app, add)
+	addSweep(app, add)
 
 	name, err := app.Parse(args)
 	if terminated {

@@ -20,6 +20,7 @@ import (
 
 const (
 	defaultConfigFile = "/etc/rdmabenchd/rdmabenchd.yaml"
+	defaultStorage    = "/var/lib/rdmabenchd"
 	defaultWebAddress = ":9879"
 	webShutdown       = 2 * time.Second
 )
@@ -27,13 +28,14 @@ const (
 func addRun(app *kingpin.Application, add func(string, func(context.Context, *environment) error)) {
 	cmd := app.Command("run", "The daemon: probe on schedule, answer probes, export the results. SIGHUP reloads the configuration.").Default()
 	file := cmd.Flag("config.file", "Configuration file.").Default(defaultConfigFile).String()
+	storage := cmd.Flag("storage.path", "Folder for what outlives the daemon: reports of sweeps, this node's performance label.").Default(defaultStorage).String()
 	lifecycle := cmd.Flag("web.enable-lifecycle", "Allow a reload by POST to /-/reload.").Bool()
 	pprof := cmd.Flag("web.enable-pprof", "Serve /debug/pprof.").Bool()
 	classic := cmd.Flag("web.classic-histograms", "Export latency histograms with classic buckets, too, for servers that do not scrape native ones.").Bool()
 	flags := kingpinflag.AddFlags(cmd, defaultWebAddress)
 	add(cmd.FullCommand(), func(ctx context.Context, env *environment) error {
 		log := env.logger()
-		d, err := daemon.New(daemon.Options{ConfigFile: *file, Version: version, Revision: revision(), ClassicHistograms: *classic, Log: log})
+		d, err := daemon.New(daemon.Options{ConfigFile: *file, Version: version, Revision: revision(), ClassicHistograms: *classic, StoragePath: *storage, Log: log})
 		if err != nil {
 			return &exitError{exitUsage, err}
 		}

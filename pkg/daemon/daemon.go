@@ -22,6 +22,7 @@ import (
 	"github.com/rdmabenchd/rdmabenchd/pkg/exporter"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule"
+	"github.com/rdmabenchd/rdmabenchd/pkg/sweeper"
 )
 
 // LockDir holds a lock file per port, by which the daemon and the CLI of one host keep out of each other's way.
@@ -32,6 +33,7 @@ type Options struct {
 	ConfigFile        string
 	Version, Revision string
 	ClassicHistograms bool
+	StoragePath       string // folder of what outlives the process; empty: none
 	Log               *slog.Logger
 }
 
@@ -50,6 +52,8 @@ type Daemon struct {
 	light     *semaphore.Weighted                                                                             // bounds the light probes under way, and with them threads
 	known     knownPorts
 	journal   journal
+	sweeps    *sweeper.Runner
+	web       *sweeper.Web
 
 	reload sync.Mutex // one at a time
 	mu     sync.RWMutex
@@ -87,6 +91,7 @@ func New(o Options) (*Daemon, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.newSweeps()
 	d.scheduler = schedule.New(schedule.Options{
 		Node: cfg.Node.Name, Log: o.Log,
 		OnSkip:  d.skipped,
@@ -143,7 +148,7 @@ func (d *Daemon) filter() counters.Filter {
 
 // Handler serves the daemon's web port. reload says whether HTTP may reload the configuration.
 func (d *Daemon) Handler(reload, pprof bool) http.Handler {
-	o := exporter.HandlerOptions{Pprof: pprof}
+	o := exporter.HandlerOptions{Pprof: pprof, Sweeps: d.web.Handler()}
 	if reload {
 		o.Reload = func(context.Context) error { return d.Reload() }
 	}
@@ -213,9 +218,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 	g.Go(func() error { return d.watchPorts(ctx) })
 	g.Go(func() error { return d.watchEnvironment(ctx) })
 	g.Go(func() error {
-		s := control.Server{Service: d.responder, Guard: control.AddressGuard(d.guard.allowed), Log: d.log}
+		s := control.Server{Service: d.responder, Sweeper: d.sweeps, Guard: control.AddressGuard(d.guard.allowed), Log: d.log}
 		return s.Serve(ctx, d.listener)
 	})
+	g.Go(func() error { return d.sweeps.Run(ctx) })
 	g.Go(func() error { return d.scheduler.Run(ctx) })
 	g.Go(func() error { return d.notify(ctx) })
 	d.exporter.SetReady(true)

@@ -12,6 +12,7 @@ import (
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule/pairing"
+	"github.com/rdmabenchd/rdmabenchd/pkg/sweeper"
 )
 
 const (
@@ -32,6 +33,9 @@ func (d *Daemon) jobs(cfg *config.Config, f *fleet) []schedule.Job {
 	for _, p := range cfg.Probes {
 		p.Spec = p.Spec.WithDefaults()
 		add := func(suffix string, timeout time.Duration, definition any, run func(context.Context, time.Time)) {
+			if sweeper.IsSweep(p) {
+				run = d.reported(p.Spec.Name, run)
+			}
 			out = append(out, schedule.Job{
 				Name: p.Spec.Name + suffix, Schedule: p.Schedule, Jitter: p.Jitter, Timeout: timeout,
 				Definition: fmt.Sprintf("%+v %+v %+v", p.Spec, p.Pairing, definition), Run: run,

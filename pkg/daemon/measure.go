@@ -34,6 +34,7 @@ func (d *Daemon) measure(ctx context.Context, spec probe.Spec, to probe.Target, 
 	}
 	d.exporter.Observe(r)
 	d.journal.note(r)
+	d.sweeps.Note(r)
 }
 
 // confirmable reports whether a result is a failure that may have been chance. What a node sees of itself is none.

@@ -39,6 +39,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	c.collectNode(&b)
 	c.collectPorts(&b)
 	c.collectProbes(&b)
+	c.collectSweeps(&b)
 	now := time.Now().Round(0)
 	for _, k := range slices.SortedFunc(maps.Keys(c.pairs), pairKey.compare) { // the registry sorts what is sorted far faster
 		p := c.pairs[k]

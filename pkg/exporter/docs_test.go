@@ -41,6 +41,9 @@ var labelDocs = []struct{ name, text string }{
 	{"class", "what a counter's rise means, whatever the driver calls it: " + strings.Join(classNames(), ", ")},
 	{"state", "`ok`, `degraded`, `failing` or `unknown`"},
 	{"source", "what was read: `ports`"},
+	{"sweep", "name of the sweep: its probe, or several joined by `+`"},
+	{"verdict", "`healthy`, `unhealthy` or `unknown`"},
+	{"kind", "`nic`, `node`, `rail`, `rack` or `pair`"},
 	{"check", "a condition of the closed list in [environment.md](environment.md)"},
 	{"fingerprint", "16 hex digits, of what must be alike for figures to be comparable"},
 	{"version, revision, goversion", "of the build"},
@@ -61,7 +64,7 @@ type fleet struct{ ports, probes, latencyPairs, ratePairs, histograms, failures,
 
 func (f fleet) elements(s scope) int {
 	return map[scope]int{
-		perNode: 1, perProbe: f.probes, perPort: f.ports, perPortCounter: f.ports * f.counters, perPortEvent: f.ports * len(counters.Classes), perPortCheck: f.ports * len(counters.Checks), perDevice: f.ports,
+		perNode: 1, perProbe: f.probes, perSweep: (f.probes + 1) / 2, perPort: f.ports, perPortCounter: f.ports * f.counters, perPortEvent: f.ports * len(counters.Classes), perPortCheck: f.ports * len(counters.Checks), perDevice: f.ports,
 		perNIC: f.ports * f.probes, perFailure: f.failures, perHistogram: f.histograms,
 		perPair: f.latencyPairs + f.ratePairs, perLatencyPair: f.latencyPairs, perRatePair: f.ratePairs,
 	}[s]
@@ -132,7 +135,7 @@ func document() string {
 		{"Per port", []scope{perPort, perPortCounter, perPortEvent, perPortCheck}, portLabels},
 		{"Per device", []scope{perDevice}, environmentChanges.labels},
 		{"Per probe", []scope{perProbe}, probeInterval.labels},
-		{"Per node", []scope{perNode}, nil},
+		{"Per node", []scope{perNode}, nil}, {"Per sweep", []scope{perSweep}, nil},
 	} {
 		p("## %s", section.title)
 		p("")
@@ -167,7 +170,7 @@ func document() string {
 	p("")
 	p("The column *Series* is the most a node can have, in terms of")
 	p("")
-	p("- P: ports, T: probes")
+	p("- P: ports, T: probes, S: sweeps that ran")
 	p("- L: pairs, that is P × (peers × sizes, summed up over the probes), and never more than the limit of %d; Ll of them by latency probes, Lb by others", DefaultMaxPairs)
 	p("- H: histograms, that is P × (sizes × paths, summed up over the latency probes); each with classic buckets has %d series more", len(classicBounds)+2)
 	p("- F: combinations of stage, reason and scope that have happened, per port and probe")

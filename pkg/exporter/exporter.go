@@ -117,6 +117,7 @@ type Exporter struct {
 	portsErr error
 	portErrs float64
 	changes  map[string]float64 // of the environment, by device
+	sweeps   map[string]*swept  // by name
 }
 
 // probeState is a configured probe.

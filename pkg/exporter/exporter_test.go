@@ -24,8 +24,10 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
+	"github.com/rdmabenchd/rdmabenchd/pkg/sweep"
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
 
@@ -213,6 +215,58 @@ func scenario(e *Exporter) {
 	e.Panicked("bw")
 	time.Sleep(30 * time.Second)
 	e.SetReload(errors.New("no"))
+	e.Swept(sweepReport(8))
+}
+
+// sweepReport is of a healthy sweep from one node to some others.
+func sweepReport(peers int) *sweep.Report {
+	in := sweep.Input{Name: "bw", By: "n1", Started: time.Now().Add(-20 * time.Second), Finished: time.Now()}
+	for i := range peers {
+		v := 24e9
+		in.Rows = append(in.Rows, sweep.Row{Src: "n1", SrcDevice: "mlx5_0", SrcPort: 1, Dst: fmt.Sprintf("p%d", i), DstDevice: "mlx5_0", DstPort: 1, Probe: "bw",
+			Kind: "bandwidth", Op: "write", Result: "ok", Points: []control.Point{{Size: 65536, Bandwidth: &v}}})
+	}
+	return sweep.New(in)
+}
+
+// TestSweptFaults: what a sweep found is in the metrics, and the time of the last good one stays.
+func TestSweptFaults(t *testing.T) {
+	e := newExporter(t, Options{})
+	good := sweepReport(8)
+	e.Swept(good)
+	bad := sweepReport(8)
+	bad.Finished = good.Finished.Add(time.Hour)
+	bad.Verdict, bad.Suspects, bad.Unreached = sweep.Unhealthy, []sweep.Suspect{{Kind: sweep.NIC}, {Kind: sweep.NIC}}, []sweep.UnreachedNode{{Name: "p1"}}
+	e.Swept(bad)
+	families := scrape(t, e)
+	value := func(m *metric, label, is string) float64 {
+		for _, x := range families[strings.TrimPrefix(m.name, "rdmabench_")].GetMetric() {
+			if label == "" || slices.ContainsFunc(x.Label, func(l *dto.LabelPair) bool { return l.GetName() == label && l.GetValue() == is }) {
+				return x.GetGauge().GetValue()
+			}
+		}
+		return absent
+	}
+	for _, c := range []struct {
+		m         *metric
+		label, is string
+		want      float64
+	}{
+		{sweepHealthy, "", "", 0}, {sweepSuspects, "kind", "nic", 2}, {sweepSuspects, "kind", "pair", 0}, {sweepUnreached, "", "", 1},
+		{sweepRows, "verdict", "healthy", 8}, {sweepRun, "", "", unix(bad.Finished)}, {sweepGood, "", "", unix(good.Finished)},
+	} {
+		if got := value(c.m, c.label, c.is); got != c.want {
+			t.Errorf("%s %s is %g, want %g", c.m.name, c.is, got, c.want)
+		}
+	}
+	for i := range 2 * maxSweeps {
+		r := sweepReport(1)
+		r.Name = fmt.Sprintf("sweep%d", i)
+		e.Swept(r)
+	}
+	if n := len(scrape(t, e)["sweep_healthy"].GetMetric()); n != maxSweeps {
+		t.Errorf("%d sweeps have metrics", n)
+	}
 }
 
 // TestExposition holds the whole of what a scrape shows against a file.

@@ -21,6 +21,8 @@ type HandlerOptions struct {
 	// Reload loads the configuration anew, for POST and PUT of /-/reload; nil: that answers 403.
 	Reload func(context.Context) error
 	Pprof  bool // serve /debug/pprof/
+	// Sweeps serves /sweeps/ and /api/v1/sweeps; nil: nothing does.
+	Sweeps http.Handler
 }
 
 // Handler serves the status page, the metrics, the API and what Prometheus's own daemons have below /-/.
@@ -51,6 +53,10 @@ func (e *Exporter) Handler(o HandlerOptions) http.Handler {
 	reload := http.NewCrossOriginProtection().Handler(e.reloadHandler(o.Reload))
 	mux.Handle("POST /-/reload", reload)
 	mux.Handle("PUT /-/reload", reload)
+	if o.Sweeps != nil {
+		mux.Handle("/sweeps/", o.Sweeps)
+		mux.Handle("/api/v1/sweeps", o.Sweeps)
+	}
 	if o.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)

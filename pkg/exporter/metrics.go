@@ -29,6 +29,7 @@ type scope string
 const (
 	perNode        scope = "1"
 	perProbe       scope = "T"
+	perSweep       scope = "S"
 	perPort        scope = "P"
 	perPortCounter scope = "P·C"
 	perPortEvent   scope = "P·E"
@@ -64,10 +65,11 @@ func define(name string, typ dto.MetricType, per scope, each int, labels []strin
 
 // The label sets. src and dst are configured names: src of one node's series matches dst of another's.
 var (
-	portLabels = []string{"src", "device", "port"}
-	nicLabels  = []string{"src", "device", "port", "rail", "probe", "op"}
-	histLabels = []string{"src", "device", "port", "rail", "path", "probe", "op", "size", "measure"}
-	pairLabels = []string{"src", "device", "port", "rail", "dst", "dst_device", "path", "probe", "op", "size"}
+	portLabels  = []string{"src", "device", "port"}
+	sweepLabels = []string{"src", "sweep"}
+	nicLabels   = []string{"src", "device", "port", "rail", "probe", "op"}
+	histLabels  = []string{"src", "device", "port", "rail", "path", "probe", "op", "size", "measure"}
+	pairLabels  = []string{"src", "device", "port", "rail", "dst", "dst_device", "path", "probe", "op", "size"}
 )
 
 func also(labels []string, more ...string) []string { return slices.Concat(labels, more) }
@@ -132,6 +134,22 @@ var (
 		"Failures that the repeat soon after did not confirm. They count nowhere else.")
 	coverageRatio = define("coverage_ratio", gauge, perProbe, 1, []string{"src", "probe"},
 		"Share of the pairs (a port of this node and a peer) planned for a period of the probe that gave figures in it; of the last period that is over, absent before. /api/v1/coverage names the others.")
+	sweepHealthy = define("sweep_healthy", gauge, perSweep, 1, sweepLabels,
+		"1 if the last sweep from this node found nothing wrong and measured enough to say so, else 0.")
+	sweepRun = define("sweep_last_run_timestamp_seconds", gauge, perSweep, 1, sweepLabels,
+		"When the last sweep from this node ended.")
+	sweepGood = define("sweep_last_success_timestamp_seconds", gauge, perSweep, 1, sweepLabels,
+		"When the last healthy sweep from this node ended, since this daemon started.")
+	sweepDuration = define("sweep_duration_seconds", gauge, perSweep, 1, sweepLabels,
+		"Time the last sweep from this node took.")
+	sweepCoverage = define("sweep_coverage_ratio", gauge, perSweep, 1, sweepLabels,
+		"Sessions with figures in the last sweep from this node, of those that were planned.")
+	sweepRows = define("sweep_rows", gauge, perSweep, len(sweepVerdicts), also(sweepLabels, "verdict"),
+		"Sessions of the last sweep from this node by verdict; unknown is what was not measured.")
+	sweepSuspects = define("sweep_suspects", gauge, perSweep, len(sweepKinds), also(sweepLabels, "kind"),
+		"Suspects of the last sweep from this node by kind; the report below /sweeps/ names them.")
+	sweepUnreached = define("sweep_unreached_nodes", gauge, perSweep, 1, sweepLabels,
+		"Nodes that this node could not talk to in its last sweep.")
 
 	probeRuns = define("probe_runs_total", counter, perNIC, len(probe.Outcomes), also(nicLabels, "result"),
 		"Sessions from this port by how they ended: ok, tainted, failed or skipped.")

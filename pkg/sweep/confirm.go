@@ -210,8 +210,8 @@ func (r *Report) Confirm(in Input, again []Row) {
 	r.Nodes, r.Rails, r.Pairs = []NodeReport{}, []RailReport{}, []PairReport{}
 	r.fill(a, in)
 	r.conclude()
-	if r.Diff != nil {
-		r.Diff = diff(in.Last, r)
+	if in.Last != nil {
+		r.Compare(in.Last)
 	}
 }
 

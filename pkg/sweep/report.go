@@ -249,9 +249,12 @@ func New(in Input) *Report {
 	r.fill(a, in)
 	r.split = len(a.split) > 0
 	r.conclude()
-	r.Diff = diff(in.Last, r)
+	r.Compare(in.Last)
 	return r
 }
+
+// Compare tells what changed since the last good sweep; nil: there was none.
+func (r *Report) Compare(last *Report) { r.Diff = diff(last, r) }
 
 func compareRows(x, y Row) int {
 	return cmp.Or(cmp.Compare(x.Probe, y.Probe), cmp.Compare(x.Src, y.Src), cmp.Compare(x.SrcDevice, y.SrcDevice), cmp.Compare(x.SrcPort, y.SrcPort),

@@ -53,6 +53,8 @@ type Runner struct {
 	mu      sync.Mutex
 	last    control.RowsReply // of the sweep that runs or ran last
 	pending chan job          // of size 1
+
+	collecting map[string]*[]sweep.Row // of scheduled sweeps, by probe
 }
 
 // Own is a finished sweep of this node's own rows.
@@ -403,3 +405,63 @@ func (r *Runner) unmeasured(cfg *config.Config, s *step, result string) sweep.Ro
 
 // Limits are the configured limits of probes, by name.
 func Limits([]config.Probe) map[string]sweep.Limits { return map[string]sweep.Limits{} }
+
+// Collect begins to gather the results of a probe that is a sweep of its own, as they are noted. The function it returns reports on
+// them.
+func (r *Runner) Collect(name string) (end func(context.Context)) {
+	if r == nil { // nobody wants reports
+		return func(context.Context) {}
+	}
+	started := time.Now().UTC()
+	rows := &[]sweep.Row{}
+	r.mu.Lock()
+	if r.collecting == nil {
+		r.collecting = map[string]*[]sweep.Row{}
+	}
+	r.collecting[name] = rows
+	r.mu.Unlock()
+	return func(ctx context.Context) {
+		r.mu.Lock()
+		if r.collecting[name] == rows {
+			delete(r.collecting, name)
+		}
+		list := *rows
+		r.mu.Unlock()
+		cfg := r.Config()
+		probes, err := Select(cfg, []string{name})
+		if err != nil || len(list) == 0 || ctx.Err() != nil && len(list) < 2 {
+			return // reloaded since, or there is nothing to tell
+		}
+		rates := r.rates()
+		in := sweep.Input{Name: name, By: cfg.Node.Name, Started: started, Limits: Limits(probes), Members: []sweep.Member{{Name: cfg.Node.Name, Labels: cfg.Node.Labels}}}
+		for _, p := range r.Peers() {
+			if p.Name != cfg.Node.Name {
+				in.Members = append(in.Members, sweep.Member{Name: p.Name, Labels: p.Labels})
+			}
+		}
+		for _, row := range list {
+			row.LineRate = rates[row.SrcDevice+"/"+fmt.Sprint(row.SrcPort)]
+			if row.Validate() == nil {
+				in.Rows = append(in.Rows, row)
+			}
+		}
+		in.Finished = time.Now().UTC()
+		own := &Own{Request: control.SweepRequest{Deadline: DefaultDeadline.Seconds()}, Input: in, Report: sweep.New(in)}
+		r.confirm(ctx, own)
+		if r.Done != nil {
+			r.Done(own)
+		}
+	}
+}
+
+// Note takes a result that the schedule brought.
+func (r *Runner) Note(res *probe.Result) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if rows := r.collecting[res.Probe]; rows != nil && len(*rows) < control.MaxRows {
+		*rows = append(*rows, sweep.FromResult(r.Config().Node.Name, res, nil))
+	}
+}
