@@ -13,7 +13,7 @@ help: ## list the targets
 
 .PHONY: setup
 setup: ## install what building needs (Debian and Ubuntu packages; nothing if it is there)
-	@test/setup gcc make pkg-config libibverbs-dev
+	@test/setup gcc make pkg-config libibverbs-dev librdmacm-dev
 
 .PHONY: setup-test
 setup-test: setup

@@ -3,6 +3,7 @@ package verbs
 // #include <stdlib.h>
 // #include <time.h>
 // #include "rb.h"
+// #include "rb_cm.h"
 import "C"
 
 import (
@@ -48,6 +49,7 @@ type Endpoint struct {
 	busy   [2]sync.Mutex  // one run at a time on each of tx and rx
 	mu     sync.Mutex     // guards what follows, and runs.Add
 	c      *C.struct_rb_ep
+	cm     *C.struct_rb_cm // nil unless connected by rdma_cm, or about to be
 	closed bool
 }
 
@@ -153,6 +155,7 @@ func (d *Device) NewEndpoint(s EndpointSpec) (*Endpoint, error) {
 		pkey_index: C.int(s.PKeyIndex), qps: C.int(s.QPs), tx_depth: C.int(s.TxDepth), rx_depth: C.int(s.RxDepth),
 		cq_mod: C.int(s.CQMod), post_list: C.int(s.PostList), inline_max: C.int(s.Inline), msg_max: C.uint64_t(s.MaxMsg),
 		qkey: C.uint32_t(s.QKey), max_cqe: C.int(d.caps.MaxCQE), samples: C.uint64_t(s.Samples),
+		by_cm: cBool(s.RDMACM),
 	}
 	s.Memory.fill(&attr)
 	e := &Endpoint{dev: d, spec: s}
@@ -207,15 +210,7 @@ func (e *Endpoint) Connect(remote Address, psn []uint32, p Path) error {
 	if p.GIDIndex > math.MaxUint8 { // ibv_global_route.sgid_index is 8 bit
 		return &LimitError{Device: e.dev.name, What: "GID index", Want: p.GIDIndex, Max: math.MaxUint8}
 	}
-	attr := C.struct_rb_conn_attr{
-		gid_index: C.int(p.GIDIndex), lid: C.uint16_t(remote.LID), mtu: C.int(p.MTU), sl: C.int(p.ServiceLevel), traffic_class: C.int(p.TrafficClass),
-		flow_label: C.int(p.FlowLabel), hop_limit: C.int(p.HopLimit), timeout: C.int(p.Timeout), retry: C.int(p.Retries),
-		rnr_retry: C.int(p.RNRRetry), min_rnr_timer: C.int(p.MinRNRTimer), rd_atom: C.int(p.RDAtom), dest_rd_atom: C.int(p.DestRDAtom),
-		qkey: C.uint32_t(remote.QKey), addr: C.uint64_t(remote.Addr), stride: C.uint64_t(remote.Stride), rkey: C.uint32_t(remote.RKey),
-	}
-	for i, b := range remote.GID {
-		attr.gid[i] = C.uint8_t(b)
-	}
+	attr := connAttr(&remote, &p)
 	var why C.struct_rb_setup_error
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -227,6 +222,19 @@ func (e *Endpoint) Connect(remote Address, psn []uint32, p Path) error {
 		return e.dev.setupError(why, rc)
 	}
 	return nil
+}
+
+func connAttr(remote *Address, p *Path) C.struct_rb_conn_attr {
+	attr := C.struct_rb_conn_attr{
+		gid_index: C.int(p.GIDIndex), lid: C.uint16_t(remote.LID), mtu: C.int(p.MTU), sl: C.int(p.ServiceLevel), traffic_class: C.int(p.TrafficClass),
+		flow_label: C.int(p.FlowLabel), hop_limit: C.int(p.HopLimit), timeout: C.int(p.Timeout), retry: C.int(p.Retries),
+		rnr_retry: C.int(p.RNRRetry), min_rnr_timer: C.int(p.MinRNRTimer), rd_atom: C.int(p.RDAtom), dest_rd_atom: C.int(p.DestRDAtom),
+		qkey: C.uint32_t(remote.QKey), addr: C.uint64_t(remote.Addr), stride: C.uint64_t(remote.Stride), rkey: C.uint32_t(remote.RKey),
+	}
+	for i, b := range remote.GID {
+		attr.gid[i] = C.uint8_t(b)
+	}
+	return attr
 }
 
 var errClosed = errors.New("endpoint is closed")
@@ -543,12 +551,18 @@ func (e *Endpoint) Close() error {
 		return nil
 	}
 	e.closed = true
+	if e.cm != nil {
+		C.rb_cm_stop(e.cm)
+	}
 	e.mu.Unlock()
 
 	e.Stop()
 	e.runs.Wait()
 	C.rb_ep_abort(e.c)
 	rc := C.rb_ep_destroy(e.c)
+	if e.cm != nil {
+		C.rb_cm_free(e.cm)
+	}
 	e.dev.endpoints.Add(-1)
 	return opError("free endpoint", e.dev.name, rc)
 }

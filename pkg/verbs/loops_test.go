@@ -26,7 +26,7 @@ func runC(t *testing.T, program string) {
 		"-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Werror", "-DRB_DMABUF",
 		"-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-o", bin, program,
 	}, sources...)
-	if out, err := exec.Command(gcc, append(args, "-libverbs", "-lpthread", "-ldl")...).CombinedOutput(); err != nil {
+	if out, err := exec.Command(gcc, append(args, "-libverbs", "-lrdmacm", "-lpthread", "-ldl")...).CombinedOutput(); err != nil {
 		t.Fatalf("build: %s\n%s", err, out)
 	}
 	cmd := exec.CommandContext(t.Context(), bin)

@@ -96,6 +96,8 @@ struct rb_ep_attr {
 	uint64_t msg_max;
 	uint32_t qkey; /* UD */
 	int max_cqe;
+	int by_cm;        /* the CM moves the QPs from RESET on */
+	int iwarp;        /* found by rb_ep_create: there the data of a read is written to us */
 	uint64_t samples; /* ticks kept before they go into the histogram; 0: no latency here */
 	/* memory */
 	uint64_t ring;  /* bytes that successive messages walk through, over all QPs; 0: each QP stays in one place */
@@ -178,6 +180,8 @@ struct rb_setup_error {
 int rb_ep_create(struct rb_dev *d, const struct rb_ep_attr *a, struct rb_ep **out, struct rb_setup_error *why);
 int rb_ep_connect(struct rb_ep *e, const struct rb_conn_attr *c, const uint32_t *qpn, const uint32_t *psn_remote,
 		  const uint32_t *psn_local, struct rb_setup_error *why);
+/* What the peer may do to our memory, and no more. */
+unsigned rb_access_flags(const struct rb_ep_attr *a);
 /* Moves every QP to ERR so that nothing more is sent or accepted. */
 void rb_ep_abort(struct rb_ep *e);
 /* Frees all; continues past errors and returns the first. */

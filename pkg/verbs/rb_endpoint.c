@@ -14,8 +14,7 @@ static enum ibv_qp_type qp_type(enum rb_transport t)
 	return t == RB_UD ? IBV_QPT_UD : t == RB_UC ? IBV_QPT_UC : IBV_QPT_RC;
 }
 
-/* What the peer may do to our memory, and no more. */
-static int access_flags(const struct rb_ep_attr *a)
+unsigned rb_access_flags(const struct rb_ep_attr *a)
 {
 	int lands = !a->initiator || a->both_ways;
 
@@ -25,7 +24,8 @@ static int access_flags(const struct rb_ep_attr *a)
 			return IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 		/* fall through */
 	case RB_WRITE_IMM: return IBV_ACCESS_LOCAL_WRITE | (lands ? IBV_ACCESS_REMOTE_WRITE : 0);
-	case RB_READ: return IBV_ACCESS_LOCAL_WRITE | (lands ? IBV_ACCESS_REMOTE_READ : 0);
+	case RB_READ: return IBV_ACCESS_LOCAL_WRITE | (lands ? IBV_ACCESS_REMOTE_READ : 0) |
+		(a->iwarp && (a->initiator || a->both_ways) ? IBV_ACCESS_REMOTE_WRITE : 0);
 	case RB_FETCH_ADD:
 	case RB_CMP_SWAP: return IBV_ACCESS_LOCAL_WRITE | (lands ? IBV_ACCESS_REMOTE_ATOMIC : 0);
 	default: return IBV_ACCESS_LOCAL_WRITE;
@@ -125,7 +125,7 @@ static int qp_to_init(struct rb_ep *e, int i)
 {
 	struct ibv_qp_attr a = {
 		.qp_state = IBV_QPS_INIT, .port_num = e->a.port, .pkey_index = (uint16_t)e->a.pkey_index,
-		.qp_access_flags = (unsigned)access_flags(&e->a) & ~(unsigned)IBV_ACCESS_LOCAL_WRITE, .qkey = e->a.qkey,
+		.qp_access_flags = rb_access_flags(&e->a) & ~(unsigned)IBV_ACCESS_LOCAL_WRITE, .qkey = e->a.qkey,
 	};
 	int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT;
 
@@ -142,6 +142,7 @@ int rb_ep_create(struct rb_dev *d, const struct rb_ep_attr *a, struct rb_ep **ou
 		return -ENOMEM;
 	e->a = *a;
 	e->ctx = rb_dev_context(d);
+	e->a.iwarp = e->ctx->device->transport_type == IBV_TRANSPORT_IWARP;
 	e->qps = a->qps;
 	e->qp = calloc((size_t)a->qps, sizeof *e->qp);
 	e->remote_qpn = calloc((size_t)a->qps, sizeof *e->remote_qpn);
@@ -168,7 +169,7 @@ int rb_ep_create(struct rb_dev *d, const struct rb_ep_attr *a, struct rb_ep **ou
 		goto fail;
 	}
 	why->step = RB_STEP_MR;
-	err = rb_mem_register(e, (unsigned)access_flags(a));
+	err = rb_mem_register(e, rb_access_flags(&e->a));
 	if (err)
 		goto fail;
 	why->step = RB_STEP_CQ;
@@ -182,7 +183,7 @@ int rb_ep_create(struct rb_dev *d, const struct rb_ep_attr *a, struct rb_ep **ou
 		if (err)
 			goto fail;
 		why->step = RB_STEP_INIT;
-		err = qp_to_init(e, i);
+		err = a->by_cm ? 0 : qp_to_init(e, i);
 		if (err)
 			goto fail;
 	}

@@ -110,6 +110,7 @@ const (
 	GIDIB      GIDType = "IB"
 	GIDRoCEv1  GIDType = "RoCE v1"
 	GIDRoCEv2  GIDType = "RoCE v2"
+	GIDIWARP   GIDType = "iWARP"   // no GID at all, but an address that rdma_cm connects from
 	GIDUnknown GIDType = "unknown" // the provider does not tell
 )
 
@@ -142,6 +143,7 @@ type EndpointSpec struct {
 	QKey      uint32
 	Samples   int // latency samples kept before they go into the histogram; 0: no latency is measured here
 	Memory    Memory
+	RDMACM    bool // the queue pairs are connected by ListenCM and AcceptCM, or DialCM, instead of Connect
 }
 
 // Address is one end as the other must know it. It crosses the wire in package control's form.
