@@ -55,6 +55,7 @@ func addProbe(app *kingpin.Application, add func(string, func(context.Context, *
 	cmd.Flag("cq-mod", "One completion per so many sends.").Short('Q').IntVar(&f.spec.CQMod)
 	cmd.Flag("post-list", "Work requests per post.").Short('l').IntVar(&f.spec.PostList)
 	cmd.Flag("inline", "Bytes of inline data to ask the device for.").Short('I').IntVar(&f.spec.Inline)
+	cmd.Flag("rdma-cm", "Connect by rdma_cm instead of an exchange of queue pair addresses; on iWARP always.").Short('R').BoolVar(&f.spec.RDMACM)
 	cmd.Flag("huge-pages", "Take the buffers from huge pages, at both ends, where there are any.").BoolVar(&f.spec.Memory.HugePages)
 	cmd.Flag("ring", "Bytes that successive messages of a bandwidth or message-rate probe walk through at each end, such as 64MiB: above the size of the last-level cache it takes them to DRAM (default: each QP's stay in one place).").StringVar(&f.ring)
 	cmd.Flag("relaxed-ordering", "Register memory with relaxed ordering where the devices take it; never for write latency, which polls it.").Default("true").BoolVar(&f.relaxed)

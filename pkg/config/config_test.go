@@ -155,6 +155,7 @@ probes:
     ack_timeout: 10s
     retry_count: 5
     rnr_retry: 4
+    rdma_cm: true
     memory: {huge_pages: yes, ring: 64MiB, relaxed_ordering: off, gpu: 0}
     deadline: 2m
     pairing: {strategy: all}
@@ -192,6 +193,7 @@ probes:
 			Name: "everything", Kind: probe.Bandwidth, Transport: verbs.RC, Op: verbs.Read, Sizes: []int{2, 4, 8, 16},
 			Duration: 2 * time.Second, Warmup: 7, TxDepth: 64, RxDepth: 32, QPs: 4, CQMod: 16, PostList: 8, MTU: 1024,
 			ServiceLevel: 3, TrafficClass: 106, FlowLabel: 9, Timeout: 21, Retries: 5, RNRRetry: 4,
+			RDMACM:   true,
 			Memory:   probe.Memory{HugePages: true, Ring: 64 << 20, StrictOrdering: true, GPU: new(int)},
 			Deadline: 2 * time.Minute, Interval: 24 * time.Hour,
 		},

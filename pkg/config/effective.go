@@ -77,6 +77,9 @@ func (p Probe) effective() tree {
 	if s.Timeout > 0 {
 		m.add("ack_timeout", s.Timeout)
 	}
+	if s.RDMACM {
+		m.add("rdma_cm", s.RDMACM)
+	}
 	if s.Memory != (probe.Memory{}) {
 		memory := mapping("huge_pages", s.Memory.HugePages, "relaxed_ordering", !s.Memory.StrictOrdering)
 		if s.Memory.Ring > 0 {

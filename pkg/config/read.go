@@ -232,6 +232,7 @@ func (o *object) readProbe(limits Limits) Probe {
 	o.ackTimeout(&s.Timeout)
 	o.integer("retry_count", 0, 7, "the QP's field has 3 bits", &s.Retries)
 	o.integer("rnr_retry", 0, 7, "the QP's field has 3 bits", &s.RNRRetry)
+	o.boolean("rdma_cm", &s.RDMACM)
 	memory := o.sub("memory")
 	memory.boolean("huge_pages", &s.Memory.HugePages)
 	var ring int64

@@ -87,7 +87,7 @@ func printable(s string, n int) string {
 // GID is a GID table entry that an end offers.
 type GID struct {
 	Addr netip.Addr `json:"addr"`
-	Type string     `json:"type"` // "RoCE v2", "RoCE v1", "IB" or "unknown"
+	Type string     `json:"type"` // "RoCE v2", "RoCE v1", "IB", "iWARP" (an address that rdma_cm connects from) or "unknown"
 }
 
 // QP is one queue pair.
@@ -155,6 +155,8 @@ type OpenRequest struct {
 	RNRRetry     int `json:"rnr_retry"`
 
 	Memory Memory `json:"memory,omitzero"`
+	// RDMACM asks the responder to listen for the queue pairs' connections instead of making them by their addresses.
+	RDMACM bool `json:"rdma_cm,omitempty"`
 
 	GIDs     []GID    `json:"gids"` // usable ones, best first; empty on InfiniBand without GRH
 	Endpoint Endpoint `json:"endpoint"`
@@ -173,6 +175,8 @@ type OpenReply struct {
 	GID          *GID     `json:"gid,omitempty"` // the responder's
 	InitiatorGID *GID     `json:"initiator_gid,omitempty"`
 	Endpoint     Endpoint `json:"endpoint"`
+
+	RDMACM *netip.AddrPort `json:"rdma_cm,omitempty"` // where it listens, if that was asked for
 
 	Memory *MemoryGot `json:"memory,omitempty"` // of the responder's buffer; nil: it does not tell
 }
@@ -273,12 +277,13 @@ func (c *checker) seconds(what string, s float64, lo time.Duration) {
 
 var mtus = []int{256, 512, 1024, 2048, 4096}
 
-// endpoint checks an end of a session for messages of up to maxMsg bytes; wantQPs 0: any number of QPs.
-func (c *checker) endpoint(e *Endpoint, wantQPs, maxMsg int) {
+// endpoint checks an end of a session for messages of up to maxMsg bytes; wantQPs 0: any number of QPs. With rdma_cm their
+// numbers are only told: iWARP's have no bounds.
+func (c *checker) endpoint(e *Endpoint, wantQPs, maxMsg int, cm bool) {
 	c.that(len(e.QPs) >= 1 && len(e.QPs) <= MaxQPs, "%d QPs, want 1 to %d", len(e.QPs), MaxQPs)
 	c.that(wantQPs == 0 || len(e.QPs) == wantQPs, "%d QPs, want %d", len(e.QPs), wantQPs)
 	for _, q := range e.QPs {
-		c.that(q.QPN < 1<<24 && q.QPN > 1 && q.PSN < 1<<24, "QPN %d or PSN %d is out of range", q.QPN, q.PSN)
+		c.that(cm || q.QPN < 1<<24 && q.QPN > 1 && q.PSN < 1<<24, "QPN %d or PSN %d is out of range", q.QPN, q.PSN)
 	}
 	c.that(slices.Contains(mtus, e.ActiveMTU), "active MTU %d is none of %v", e.ActiveMTU, mtus)
 	c.within("rd_atom", e.RDAtom, 0, 255)
@@ -297,7 +302,7 @@ var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 func (c *checker) gid(g *GID) {
 	a := g.Addr
 	c.that(a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != broadcast && !a.Is4In6() && a.Zone() == "", "GID %q is no unicast address", a)
-	c.known("GID type", g.Type, "RoCE v2", "RoCE v1", "IB", "unknown")
+	c.known("GID type", g.Type, "RoCE v2", "RoCE v1", "IB", "iWARP", "unknown")
 }
 
 // Validate checks every field's range. Which kinds, transports and ops there are is the responder's to know.
@@ -335,7 +340,7 @@ func (r *OpenRequest) Validate() error {
 	for i := range r.GIDs {
 		c.gid(&r.GIDs[i])
 	}
-	c.endpoint(&r.Endpoint, 0, r.MaxMsg)
+	c.endpoint(&r.Endpoint, 0, r.MaxMsg, r.RDMACM)
 	return c.err
 }
 
@@ -355,7 +360,13 @@ func (r *OpenReply) Validate(req *OpenRequest) error {
 		c.gid(r.GID)
 		c.that(slices.Contains(req.GIDs, *r.InitiatorGID), "initiator GID %q was not offered", r.InitiatorGID.Addr)
 	}
-	c.endpoint(&r.Endpoint, len(req.Endpoint.QPs), req.MaxMsg)
+	c.endpoint(&r.Endpoint, len(req.Endpoint.QPs), req.MaxMsg, req.RDMACM)
+	c.that(req.RDMACM == (r.RDMACM != nil), "rdma_cm was asked for: %t, and offered: %t", req.RDMACM, r.RDMACM != nil)
+	if at := r.RDMACM; at != nil {
+		c.gid(&GID{Addr: at.Addr(), Type: "unknown"})
+		c.that(at.Port() != 0, "rdma_cm at port 0")
+		c.that(r.GID == nil || r.GID.Type == "IB" || r.GID.Addr == at.Addr(), "rdma_cm at %s, but the GID is %s", at.Addr(), r.GID.Addr)
+	}
 	if m := r.Memory; m != nil {
 		c.name("memory kind", m.Kind)
 		c.within("ring", m.Ring, 0, MaxMessage)

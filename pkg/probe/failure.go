@@ -84,9 +84,14 @@ var known = func() map[Reason]bool {
 func setupReason(err error) Reason {
 	var limit *verbs.LimitError
 	var op *verbs.OpError
+	var cm *verbs.CMError
 	switch {
 	case errors.As(err, &limit):
 		return ResourceLimit
+	case errors.Is(err, verbs.ErrNoCM):
+		return NoCharDevice
+	case errors.As(err, &cm):
+		return cmReason(cm)
 	case !errors.As(err, &op):
 		return ResourceLimit
 	}
@@ -134,6 +139,8 @@ func setupFailure(err error) *failure {
 		f.detail += "; " + memlockHint()
 	case Unreachable, GIDMismatch:
 		f.scope = ScopePath
+	case Refused:
+		f.scope = ScopePeer
 	}
 	return f
 }

@@ -238,6 +238,10 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 	}
 	es.Memory = s.port.memory(spec.Memory.wire(), spec.Kind, spec.Op)
 	es.Memory.GPU = spec.Memory.GPU
+	es.RDMACM = spec.RDMACM || s.port.iwarp
+	if f := s.port.iwarpLacks(spec.Kind, spec.Transport, spec.Op); f != nil {
+		return f, 0
+	}
 	if m := s.port.State.MaxMsg; m > 0 && uint64(es.MaxMsg) > uint64(m) {
 		return fail(StageSetup, ResourceLimit, ScopeLocal, "message size %d is above the limit of %s port %d, %d bytes", es.MaxMsg, s.port.Device, s.port.Port, m), 0
 	}
@@ -254,7 +258,7 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 		Exclusive: spec.Heavy() || s.port.software, MaxMsg: es.MaxMsg, RxDepth: spec.RxDepth, MTU: spec.MTU, Deadline: spec.Deadline.Seconds(), Lease: leaseWanted.Seconds(),
 		ServiceLevel: spec.ServiceLevel, TrafficClass: spec.TrafficClass, FlowLabel: spec.FlowLabel,
 		Timeout: s.port.timeout(spec.Timeout), Retries: max(0, spec.Retries), RNRRetry: max(0, spec.RNRRetry),
-		Memory: spec.Memory.wire(), GIDs: wireGIDs(s.port.GIDs), Endpoint: s.port.wireEndpoint(s.ep.Address(psn)),
+		Memory: spec.Memory.wire(), RDMACM: es.RDMACM, GIDs: wireGIDs(s.port.GIDs), Endpoint: s.port.wireEndpoint(s.ep.Address(psn)),
 	}
 	session, rep, err := s.i.Client.Open(ctx, s.to.Address, s.req)
 	if err != nil {
@@ -275,10 +279,13 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 		s.r.mtuReduced = max(own, rep.Endpoint.ActiveMTU)
 	}
 	s.gidIndex = s.port.gidIndex(rep.InitiatorGID)
-	if s.gidIndex >= 0 {
+	if s.gidIndex >= 0 && !s.port.iwarp {
 		s.r.GIDIndex = &s.gidIndex
-	} else if len(s.port.GIDs) > 0 && s.port.State.LinkLayer == verbs.Ethernet {
+	} else if s.gidIndex < 0 && len(s.port.GIDs) > 0 && s.port.State.LinkLayer == verbs.Ethernet {
 		return fail(StageSetup, GIDMismatch, ScopePeer, "%s chose no GID of ours", s.to.Name), 0
+	}
+	if es.RDMACM {
+		return s.dial(ctx), 0
 	}
 	err = s.ep.Connect(peerAddress(&rep.Endpoint, rep.GID), psn, path(s.req, s.gidIndex, rep.MTU, &s.req.Endpoint, &rep.Endpoint))
 	if err != nil {

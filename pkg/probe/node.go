@@ -90,6 +90,7 @@ type LocalPort struct {
 
 	dev      *verbs.Device
 	software bool // no PCI function behind it: this CPU moves the packets
+	iwarp    bool // only rdma_cm can connect its queue pairs; GIDs are addresses of its interface
 }
 
 // Key names the port at the gate.
@@ -140,12 +141,12 @@ func (n *Node) inspect(p *LocalPort, info verbs.DeviceInfo) {
 		return
 	}
 	switch {
-	case info.IWARP:
-		p.Reason, p.Detail = TransportUnsupported, p.Device+" is iWARP, whose queue pairs only rdma_cm can connect"
 	case p.State.State == verbs.PortInit || p.State.State == verbs.PortArmed:
 		p.Reason, p.Detail = PortInit, fmt.Sprintf("%s port %d is in state %s: no subnet manager?", p.Device, p.Port, p.State.State)
 	case p.State.State != verbs.PortActive:
 		p.Reason, p.Detail = PortDown, fmt.Sprintf("%s port %d is in state %s: check the cable and `ip link`", p.Device, p.Port, p.State.State)
+	case info.IWARP:
+		p.inspectIWARP()
 	case p.State.LinkLayer == verbs.Ethernet || p.State.GRHRequired:
 		table, err := p.dev.GIDs(p.Port)
 		if err != nil {

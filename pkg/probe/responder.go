@@ -90,6 +90,7 @@ type response struct {
 
 	calls sync.Mutex // one call of a session at a time
 	ep    *verbs.Endpoint
+	cm    chan error           // holds what came of rdma_cm's connections; nil without it
 	loop  chan verbs.RunResult // holds the loop's result once it ended; nil while none was started
 	meter func(context.Context) *EndEvidence
 	ended bool
@@ -180,6 +181,7 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 	}
 	s.port, s.release, s.gid = port, release, -1
 	es.Port = port.Port
+	es.RDMACM = s.req.RDMACM
 	es.Memory = port.memory(s.req.Memory, Kind(s.req.Kind), es.Op)
 	if s.ep, err = port.dev.NewEndpoint(es); err != nil {
 		return nil, setupFailure(err).toControl()
@@ -201,6 +203,12 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 		s.gid = own.Index
 		rep.GID = &control.GID{Addr: own.Addr, Type: string(own.Type)}
 		rep.InitiatorGID = theirs
+	}
+	if s.req.RDMACM {
+		if f := s.listen(rep, own, theirs); f != nil {
+			return nil, f.toControl()
+		}
+		return rep, nil
 	}
 	err = s.ep.Connect(peerAddress(&s.req.Endpoint, theirs), psn, path(s.req, s.gid, rep.MTU, &rep.Endpoint, &s.req.Endpoint))
 	if err != nil {
@@ -240,6 +248,10 @@ func (n *Node) choosePort(req *control.OpenRequest) (port *LocalPort, own *verbs
 			}
 			reason = p.Reason
 			why = append(why, p.Detail)
+			continue
+		case p.iwarp && !req.RDMACM:
+			reason = TransportUnsupported
+			why = append(why, p.Device+" is iWARP, which only rdma_cm can connect")
 			continue
 		case string(p.State.LinkLayer) != req.Endpoint.LinkLayer:
 			reason = GIDMismatch
@@ -324,6 +336,9 @@ func (r *Responder) Run(_ context.Context, id string, req *control.RunRequest) e
 	}
 	if req.Size < 1 || req.Size > s.req.MaxMsg {
 		return &control.Error{Reason: string(BadHandshake), Detail: fmt.Sprintf("size %d: the session is for 1 to %d", req.Size, s.req.MaxMsg)}
+	}
+	if err := s.connected(); err != nil {
+		return err
 	}
 	if err := s.ep.Arm(req.Size, false); err != nil {
 		return setupFailure(err).toControl()

@@ -41,6 +41,7 @@ type Spec struct {
 	Inline   int // bytes of inline data to ask for
 
 	Memory Memory
+	RDMACM bool // connect by rdma_cm; on iWARP always
 
 	MTU          int // path MTU in bytes; 0: the smaller of both ports' active MTU
 	ServiceLevel int
@@ -180,6 +181,8 @@ func (s Spec) Validate() error {
 		return fmt.Errorf("deadline %s must be longer than the duration %s", s.Deadline, s.Duration)
 	case s.Deadline > deadlineOf:
 		return fmt.Errorf("deadline %s: a session may last at most %s", s.Deadline, deadlineOf)
+	case s.RDMACM && s.Transport != verbs.RC:
+		return fmt.Errorf("rdma_cm connects %s, not %s: leave it out", verbs.RC, s.Transport)
 	case s.Kind == Latency && s.QPs != 1:
 		return fmt.Errorf("latency is measured on one QP, not %d", s.QPs)
 	case s.Kind == Latency && s.PostList != 1:

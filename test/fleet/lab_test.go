@@ -139,9 +139,15 @@ func usable(r probe.Result) bool { return r.Usable() }
 // byHand runs `rdmabenchd probe` from node 1 against node 2's daemon.
 func byHand(t *testing.T, args ...string) probe.Result {
 	t.Helper()
+	return byHandTo(t, "10.9.0.2", args...)
+}
+
+// byHandTo is byHand against whoever is at an address.
+func byHandTo(t *testing.T, peer string, args ...string) probe.Result {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Getenv("LAB_BINARY"), append([]string{"probe", "-d", "rxe1", "--output=json", "--wait=20s", "10.9.0.2"}, args...)...)
+	cmd := exec.CommandContext(ctx, os.Getenv("LAB_BINARY"), append([]string{"probe", "-d", "rxe1", "--output=json", "--wait=20s", peer}, args...)...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
