@@ -88,7 +88,7 @@ type checker struct {
 	list []Check
 }
 
-// add judges: ok is nil if it can't be told. The advice is for what is not.
+// add judges: ok is nil if it can't be told. The advice is for when it is false.
 func (c *checker) add(name CheckName, ok *bool, found, expected, advice string) {
 	k := Check{Name: name, Found: found, Expected: expected}
 	switch {
@@ -134,6 +134,25 @@ func atLeast[T int | uint64 | float64](found, expected *T) *bool {
 	return new(*found >= *expected)
 }
 
+// either is one of two texts, or why it can't be told.
+func either(v *bool, yes, no, why string) string {
+	switch {
+	case v == nil:
+		return why
+	case *v:
+		return yes
+	}
+	return no
+}
+
+// valueOr is a value, or what stands for one that is not known.
+func valueOr[T any](v *T, otherwise T) T {
+	if v == nil {
+		return otherwise
+	}
+	return *v
+}
+
 // or is the text of a value, or why there is none.
 func or[T any](v *T, format, why string) string {
 	if v == nil {
@@ -154,7 +173,7 @@ func (c *checker) pcie() {
 	found, expected := "not known", "as fast as the device"
 	if own > 0 {
 		expected = formatGbps(own) + " or more"
-		known := len(p.Path) > 0 && slices.ContainsFunc(p.Path, func(k PCILink) bool { return k.bandwidth() > 0 })
+		known := len(p.Path) > 0 && !slices.ContainsFunc(p.Path, func(k PCILink) bool { return k.bandwidth() == 0 })
 		switch b := p.Bottleneck; {
 		case b != nil:
 			pathOK = new(false)
@@ -168,7 +187,7 @@ func (c *checker) pcie() {
 
 	now := bandwidth(p.CurGTS, p.CurWidth)
 	if p.Bottleneck != nil {
-		now = min(max(now, 0), p.Bottleneck.bandwidth())
+		now = min(now, p.Bottleneck.bandwidth())
 	}
 	var rateOK *bool
 	found, expected = "not known", "more than the link"
@@ -189,13 +208,13 @@ func (c *checker) pcie() {
 		"Boot with pci=pcie_bus_perf, or raise the maximum payload in the BIOS.")
 	c.add(CheckPCIeRead, atLeast(p.MaxReadRequest, new(wantReadRequest)), or(p.MaxReadRequest, "%d B", c.why("pci.max_read_request")), fmt.Sprintf("%d B or more", wantReadRequest),
 		"Raise it with setpci on the device control register, or boot with pci=pcie_bus_perf.")
-	c.add(CheckPCIeOrdering, p.RelaxedOrdering, or(p.RelaxedOrdering, "%t", c.why("pci.relaxed_ordering")), "true",
+	c.add(CheckPCIeOrdering, p.RelaxedOrdering, either(p.RelaxedOrdering, "allowed", "not allowed", c.why("pci.relaxed_ordering")), "allowed",
 		"Allow relaxed ordering for the card in the BIOS; the kernel clears it on some root complexes on purpose.")
 	var awake *bool
 	if p.L1 != nil {
 		awake = new(!*p.L1)
 	}
-	c.add(CheckPCIePower, awake, map[bool]string{true: "L1 " + or(p.L1, "%t", ""), false: "not known"}[p.L1 != nil], "L1 false",
+	c.add(CheckPCIePower, awake, either(awake, "L1 off", "L1 on", c.why("pci.aspm_l1")), "L1 off",
 		"Write 0 to link/l1_aspm of the function, or boot with pcie_aspm.policy=performance.")
 
 	var passed *bool
@@ -235,30 +254,25 @@ func pcieAdvice(p *PCIState, advice string) string {
 func (c *checker) pcieErrors() {
 	p := c.e.PCI
 	if p.Correctable == nil && p.NonFatal == nil && p.Fatal == nil {
-		c.add(CheckPCIeErrors, nil, c.why("pci.aer_correctable", "pci.aer_nonfatal", "pci.aer_fatal"), "none", "The kernel counts them where the platform lets it handle PCIe errors.")
+		c.add(CheckPCIeErrors, nil, c.why("pci.aer_correctable", "pci.aer_nonfatal", "pci.aer_fatal"), newsExpected, "")
 		return
 	}
-	get := func(v *uint64) uint64 {
-		if v == nil {
-			return 0
-		}
-		return *v
-	}
-	found := fmt.Sprintf("%d correctable, %d non-fatal, %d fatal since boot", get(p.Correctable), get(p.NonFatal), get(p.Fatal))
-	ok := !c.rising("aer_correctable", get(p.Correctable)) && !c.rising("aer_nonfatal", get(p.NonFatal)) && !c.rising("aer_fatal", get(p.Fatal))
-	c.add(CheckPCIeErrors, &ok, found, "none in the last 10 minutes", "Reseat the card or its riser: errors cost repeats on the PCIe link.")
+	found := fmt.Sprintf("%s correctable, %s non-fatal, %s fatal since boot", or(p.Correctable, "%d", "?"), or(p.NonFatal, "%d", "?"), or(p.Fatal, "%d", "?"))
+	rising := c.rising("aer_correctable", p.Correctable) || c.rising("aer_nonfatal", p.NonFatal) || c.rising("aer_fatal", p.Fatal)
+	c.add(CheckPCIeErrors, new(!rising), found, newsExpected, "Reseat the card or its riser: errors cost repeats on the PCIe link.")
 }
 
+const newsExpected = "none in the last 10 minutes"
+
 // rising says whether a count since boot is news: it rose lately, or nobody watched it and it is more than one an hour.
-func (c *checker) rising(name string, v uint64) bool {
-	if !c.e.first[name] {
+func (c *checker) rising(name string, v *uint64) bool {
+	switch {
+	case v == nil:
+		return false
+	case !c.e.first[name]:
 		return c.e.recent[name]
 	}
-	hours := 0.0
-	if c.e.Uptime != nil {
-		hours = *c.e.Uptime / 3600
-	}
-	return float64(v) > hours
+	return float64(*v) > valueOr(c.e.Uptime, 0)/3600
 }
 
 func (c *checker) host() {
@@ -290,17 +304,10 @@ func (c *checker) host() {
 
 	ok, found = nil, "not counted here"
 	if p.CoreThrottle != nil || p.PkgThrottle != nil {
-		var core, pkg uint64
-		if p.CoreThrottle != nil {
-			core = *p.CoreThrottle
-		}
-		if p.PkgThrottle != nil {
-			pkg = *p.PkgThrottle
-		}
-		found = fmt.Sprintf("%d by core, %d by package since boot", core, pkg)
-		ok = new(!c.rising("core_throttle", core) && !c.rising("package_throttle", pkg))
+		found = fmt.Sprintf("%s by core, %s by package since boot", or(p.CoreThrottle, "%d", "?"), or(p.PkgThrottle, "%d", "?"))
+		ok = new(!c.rising("core_throttle", p.CoreThrottle) && !c.rising("package_throttle", p.PkgThrottle))
 	}
-	c.add(CheckThrottle, ok, found, "none in the last 10 minutes", "The CPU slows down for heat or power: look at fans, power capping and the BMC's log.")
+	c.add(CheckThrottle, ok, found, newsExpected, "The CPU slows down for heat or power: look at fans, power capping and the BMC's log.")
 
 	m := e.Memory
 	found = c.why("memory.memlock")
@@ -312,12 +319,8 @@ func (c *checker) host() {
 	c.add(CheckMemlock, atLeast(m.Memlock, new(uint64(wantMemlock))), found, "1 GiB or more", "Set LimitMEMLOCK=infinity in the unit, or memlock in /etc/security/limits.d.")
 	ok, found = nil, c.why("memory.huge_pages_free", "memory.transparent_huge_pages")
 	if m.HugePagesFree != nil || m.Transparent != nil {
-		free := uint64(0)
-		if m.HugePagesFree != nil {
-			free = *m.HugePagesFree
-		}
-		ok = new(free > 0 || m.Transparent != nil && *m.Transparent != "never")
-		found = fmt.Sprintf("%d free, transparent ones: %s", free, or(m.Transparent, "%s", "not known"))
+		ok = new(valueOr(m.HugePagesFree, 0) > 0 || valueOr(m.Transparent, "never") != "never")
+		found = fmt.Sprintf("%s free, transparent ones: %s", or(m.HugePagesFree, "%d", "?"), or(m.Transparent, "%s", "?"))
 	}
 	c.add(CheckHugePages, ok, found, "some free, or transparent ones", "Reserve some: sysctl vm.nr_hugepages=512.")
 }
@@ -379,7 +382,7 @@ func (c *checker) link() {
 	if q == nil {
 		return
 	}
-	c.add(CheckRoCE, q.RoCEv2, map[bool]string{true: "RoCE v2", false: "no GID for RoCE v2"}[q.RoCEv2 != nil && *q.RoCEv2], "RoCE v2",
+	c.add(CheckRoCE, q.RoCEv2, either(q.RoCEv2, "RoCE v2", "no GID for RoCE v2", c.why("qos.roce_v2")), "RoCE v2",
 		"Give the netdev an address: RoCE v1 is not routed, and switches treat it differently.")
 	ok, found = nil, "not known"
 	var parts []string
@@ -400,11 +403,4 @@ func (c *checker) link() {
 		ok, found = new(len(q.ECN) > 0), fmt.Sprintf("on %v", q.ECN)
 	}
 	c.add(CheckECN, ok, found, "on for RoCE's priority", "Turn on congestion notification for RoCE's priority, here and on the switches.")
-}
-
-func valueOr(v *int, otherwise int) int {
-	if v == nil {
-		return otherwise
-	}
-	return *v
 }

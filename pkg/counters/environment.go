@@ -197,7 +197,7 @@ func (fs *FS) environments(ctx context.Context, name string, port int, host *hos
 			return nil, err
 		}
 		d := fs.cached(name, id)
-		if d == nil {
+		if d == nil || l.renamed(d) {
 			d = l.device(name, dir, id)
 			fs.remember(name, d)
 		}
@@ -222,6 +222,11 @@ func (fs *FS) environments(ctx context.Context, name string, port int, host *hos
 		fs.watchCounts(e)
 	}
 	return envs
+}
+
+// renamed reports whether a netdev of the device has another name by now, or is gone.
+func (l *lane) renamed(d *Device) bool {
+	return slices.ContainsFunc(d.Netdevs, func(n Netdev) bool { return !l.exists(l.fs.path("class", "net", n.Name)) })
 }
 
 // reader reads optional things and notes those that are there and don't say.

@@ -176,6 +176,7 @@ func TestDegradedEnvironment(t *testing.T) {
 		"throttled":            {CheckThrottle, map[string]string{"devices/system/cpu/cpu32/thermal_throttle/core_throttle_count": "11\n"}, nil},
 		"memlock":              {CheckMemlock, nil, map[string]string{"self/limits": "Max locked memory         8388608 8388608 bytes\n"}},
 		"no huge pages":        {CheckHugePages, map[string]string{"kernel/mm/hugepages/hugepages-2048kB/free_hugepages": "0\n", "kernel/mm/transparent_hugepage/enabled": "always madvise [never]\n"}, nil},
+		"no RoCE v2":           {CheckRoCE, map[string]string{"class/infiniband/mlx5_0/ports/1/gid_attrs/types/1": "IB/RoCE v1\n", "class/infiniband/mlx5_0/ports/1/gid_attrs/types/3": "IB/RoCE v1\n"}, nil},
 		"small MTU":            {CheckMTU, map[string]string{"class/net/enp65s0np0/mtu": "1500\n"}, nil},
 		"no congestion signal": {CheckECN, map[string]string{"class/net/enp65s0np0/ecn/roce_rp/enable/3": "0\n"}, nil},
 	}
@@ -289,6 +290,30 @@ func TestEnvironmentsOfAllTrees(t *testing.T) {
 				t.Errorf("%d environments of %d ports", len(envs), i)
 			}
 		})
+	}
+}
+
+// A netdev that was renamed is found under its new name.
+func TestEnvironmentAfterRename(t *testing.T) {
+	fs := goodHost(t)
+	before := environment(t, fs, "mlx5_0", 1)
+	dir := filepath.Join(fs.root, pciDir, "net")
+	if err := os.Rename(filepath.Join(dir, "enp65s0np0"), filepath.Join(dir, "rail0")); err != nil {
+		t.Fatal(err)
+	}
+	remove(t, filepath.Join(fs.root, "class/net/enp65s0np0"))
+	if err := os.Symlink("../../"+pciDir+"/net/rail0", filepath.Join(fs.root, "class/net/rail0")); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []string{"0", "1", "2", "3"} {
+		write(t, filepath.Join(portDir(t, fs.root, "mlx5_0", 1), "gid_attrs/ndevs", row), "rail0\n")
+	}
+	e := environment(t, fs, "mlx5_0", 1)
+	if deref(e.Link.Netdev) != "rail0" || e.Link.NetdevMTU == nil || *e.Link.NetdevMTU != 9000 {
+		t.Errorf("link: %s", asJSON(t, e.Link))
+	}
+	if c := before.Fingerprint().Changes(e.Fingerprint()); len(c) > 0 {
+		t.Errorf("a name is no condition: %v", c)
 	}
 }
 

@@ -71,10 +71,8 @@ func parseSpeed(s string) (mbps int, ok bool) {
 func (r *reader) qos(d *Device, p *Port, e *Environment) {
 	q := &QoSState{}
 	e.QoS = q
-	if len(p.GIDs) > 0 {
-		q.RoCEv2 = new(len(p.RoCEv2GIDs) > 0)
-	}
 	port := strconv.Itoa(p.Port)
+	q.RoCEv2 = r.hasRoCEv2(d.dir + "/ports/" + port + "/gid_attrs/types")
 	cm := r.fs.path("kernel", "config", "rdma_cm", d.Name, "ports", port)
 	q.DefaultMode = field(r, "qos.default_mode", cm+"/default_roce_mode", asText)
 	q.DefaultTOS = field(r, "qos.default_tos", cm+"/default_roce_tos", parseInt)
@@ -87,6 +85,21 @@ func (r *reader) qos(d *Device, p *Port, e *Environment) {
 	if ecn := r.ecn(netdev); ecn != nil {
 		q.ECN = ecn
 	}
+}
+
+// hasRoCEv2 looks for a GID of that type. Rows that are empty can't be read, and stand behind those in use as a rule.
+func (r *reader) hasRoCEv2(dir string) *bool {
+	rows, err := r.list(dir)
+	if err != nil {
+		r.failed("qos.roce_v2", err)
+		return nil
+	}
+	for _, row := range rows {
+		if kind, err := r.read(dir + "/" + row); err == nil && kind == "RoCE v2" {
+			return new(true)
+		}
+	}
+	return new(false)
 }
 
 // parseTrafficClass takes the first line of "Global tclass=106".
