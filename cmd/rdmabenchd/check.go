@@ -72,6 +72,10 @@ func perDay(s probe.Spec, runs, peers int) string {
 	for _, size := range s.Sizes {
 		bytes += float64(size) * float64(s.Iterations+max(0, s.Warmup)) * float64(s.QPs) * float64(runs*peers)
 	}
+	return amount(bytes)
+}
+
+func amount(bytes float64) string {
 	for _, unit := range []string{"B", "KiB", "MiB", "GiB"} {
 		if bytes < 1024 {
 			return fmt.Sprintf("%.4g %s", bytes, unit)

@@ -62,6 +62,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	addProbe(app, add)
 	addRespond(app, add)
 	addSweep(app, add)
+	addSimulate(app, add)
 
 	name, err := app.Parse(args)
 	if terminated {

@@ -13,7 +13,7 @@ import (
 const module = "github.com/rdmabenchd/rdmabenchd/"
 
 // layers are our packages from the top down: a package imports only what stands below it.
-var layers = []string{"cmd/rdmabenchd", "pkg/daemon", "pkg/exporter", "pkg/doctor", "pkg/sweeper", "pkg/config", "pkg/sweep", "pkg/probe", "pkg/schedule", "pkg/schedule/pairing", "pkg/control", "pkg/counters", "pkg/verbs"}
+var layers = []string{"cmd/rdmabenchd", "pkg/daemon", "pkg/exporter", "pkg/doctor", "pkg/sweeper", "pkg/config", "pkg/sweep", "pkg/probe", "pkg/simulate", "pkg/schedule", "pkg/schedule/pairing", "pkg/control", "pkg/counters", "pkg/verbs"}
 
 // owners are the only packages that import what they own.
 var owners = map[string][]string{

@@ -165,7 +165,7 @@ func TestAllBeginsWithTheNext(t *testing.T) {
 
 // Every round is a matching, and after a cycle of rounds every pair met exactly once.
 func TestEveryPairOnce(t *testing.T) {
-	for _, n := range []int{0, 1, 2, 3, 4, 5, 8, 9, 127, 128, 1000} {
+	for _, n := range []int{0, 1, 2, 3, 4, 5, 8, 9, 127, 128, 300} {
 		met := make([]int8, n*n)
 		for round := range Rounds(n) {
 			byes := 0
@@ -174,6 +174,9 @@ func TestEveryPairOnce(t *testing.T) {
 				if !ok {
 					byes++
 					continue
+				}
+				if RoundOf(n, i, j) != round {
+					t.Fatalf("n %d: %d and %d meet in round %d, not %d", n, i, j, round, RoundOf(n, i, j))
 				}
 				if back, ok := Partner(n, round, j); !ok || back != i || j == i {
 					t.Fatalf("n %d, round %d: %d meets %d, who meets %d", n, round, i, j, back)

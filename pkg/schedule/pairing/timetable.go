@@ -81,3 +81,14 @@ func (t Timetable) Meet(n, i int, firing int64, slot int) (m Meeting, ok bool) {
 	}
 	return m, true
 }
+
+// RoundOf returns the round in which members i and j of n, two different ones, meet: the reverse of [Partner].
+func RoundOf(n, i, j int) int {
+	r := Rounds(n)
+	if i == r { // in the middle
+		i = j
+	} else if j == r {
+		j = i
+	}
+	return (i + j) % r
+}
