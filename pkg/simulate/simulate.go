@@ -105,7 +105,7 @@ type Pairs struct {
 	Measured    int     `json:"measured"`    // of the planned, in one direction at least
 	Both        int     `json:"both"`        // of the planned, in both directions
 	Ratio       float64 `json:"ratio"`       // measured of planned
-	Repeated    int     `json:"repeated"`    // measured again in the same direction, although the cycle was not over
+	Repeated    int     `json:"repeated"`    // measured once more in the same direction: 0 within a cycle
 	Unreachable int     `json:"unreachable"` // of a node that was dead, or gone by then
 }
 
