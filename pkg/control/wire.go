@@ -179,6 +179,9 @@ type OpenReply struct {
 	RDMACM *netip.AddrPort `json:"rdma_cm,omitempty"` // where it listens, if that was asked for
 
 	Memory *MemoryGot `json:"memory,omitempty"` // of the responder's buffer; nil: it does not tell
+
+	// Fingerprint is that of the responder's environment; empty if it is not known.
+	Fingerprint string `json:"fingerprint,omitempty"`
 }
 
 // Memory is how the buffers of a session are to be made, at both ends.
@@ -352,6 +355,7 @@ func (r *OpenReply) Validate(req *OpenRequest) error {
 	c.name("host", r.Host)
 	c.name("node", r.Node)
 	c.name("device", r.Device)
+	c.name("fingerprint", r.Fingerprint)
 	c.within("port", r.Port, 1, 255)
 	c.seconds("lease", r.Lease, MinLease)
 	c.that(slices.Contains(mtus, r.MTU), "MTU %d is none of %v", r.MTU, mtus)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/control"
+	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule"
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
@@ -759,6 +760,20 @@ func (c *counting) Open(ctx context.Context, r *control.OpenRequest) (*control.O
 }
 
 // Progress is told while a run is under way, and never more than there is.
+// A result says what both ends measured under.
+func TestFingerprintsOfBothEnds(t *testing.T) {
+	a, b := newHost(t, "a", roomy), newHost(t, "b", roomy)
+	for _, known := range []bool{false, true} {
+		if known {
+			a.Environments, b.Environments = NewEnvironments(counters.NewFS("")), NewEnvironments(counters.NewFS(t.TempDir()))
+		}
+		r := a.probe(t.Context(), Spec{Op: verbs.Read, Iterations: 100}, b.target())
+		if !r.Usable() || (r.Fingerprint != nil) != known || (r.PeerPrint != nil) != known || known && *r.Fingerprint == *r.PeerPrint {
+			t.Errorf("known %t: %s, fingerprints %v and %v", known, r.Outcome, r.Fingerprint, r.PeerPrint)
+		}
+	}
+}
+
 func TestProgress(t *testing.T) {
 	a, b := newHost(t, "a", roomy), newHost(t, "b", roomy)
 	var told atomic.Int32

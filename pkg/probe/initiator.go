@@ -271,6 +271,9 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 	}
 	s.session, s.rep = session, rep
 	s.r.PeerDev, s.r.PeerPort, s.r.MTU = &rep.Device, &rep.Port, &rep.MTU
+	if rep.Fingerprint != "" {
+		s.r.PeerPrint = &rep.Fingerprint
+	}
 	s.r.PeerMemory = rep.Memory
 	if rep.Host != "" && rep.Host == s.req.Host {
 		s.r.Path = "same_node"

@@ -193,6 +193,9 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 		Endpoint: port.wireEndpoint(s.ep.Address(psn)),
 		Memory:   memoryGot(s.ep.Memory()),
 	}
+	if f := n.fingerprint(s.ctx, port); f != nil {
+		rep.Fingerprint = *f
+	}
 	if s.req.MTU > 0 {
 		if s.req.MTU > rep.MTU {
 			return nil, &control.Error{Reason: string(MTUMismatch), Detail: fmt.Sprintf("MTU %d was asked for, the ports carry %d", s.req.MTU, rep.MTU)}

@@ -48,7 +48,8 @@ type Result struct {
 
 	Runs        []Run    `json:"runs"`
 	Evidence    Evidence `json:"evidence"`
-	Fingerprint *string  `json:"fingerprint"`
+	Fingerprint *string  `json:"fingerprint"`      // of this end's environment
+	PeerPrint   *string  `json:"peer_fingerprint"` // of the peer's
 
 	Repeats *Failure `json:"repeats"` // the failure that this run was to confirm
 
