@@ -99,7 +99,7 @@ func printReport(w io.Writer, r *doctor.Report) {
 	t.Flush()
 	fmt.Fprintln(w)
 	for _, c := range r.Checks {
-		if c.Advice != nil && c.Verdict != doctor.Unknown {
+		if c.Advice != nil {
 			fmt.Fprintf(w, "%s: %s: %s: %s\n  %s\n", c.Verdict, c.Layer, c.Check, c.Found, *c.Advice)
 		}
 	}

@@ -7,11 +7,9 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 
-	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 )
@@ -96,8 +94,7 @@ type Options struct {
 	// Node is this host's verbs; nil if Sysfs is no more than a copy of a host's tree, in which only files can be looked at.
 	Node *probe.Node
 
-	Peer   string                              // host:port of its control channel; empty: this node alone
-	Client func(source net.IP) *control.Client // calls from an address of this host; nil: control.NewClientFrom
+	Peer string // host:port of its control channel; empty: this node alone
 }
 
 // examination collects the checks of one run.
@@ -110,9 +107,6 @@ type examination struct {
 
 // Run examines and never fails: what can't be found out is a check with that verdict. ctx ends it early.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	if o.Client == nil {
-		o.Client = control.NewClientFrom
-	}
 	e := &examination{Options: o}
 	var err error
 	if e.inv, err = o.Sysfs.Inventory(ctx, o.Filter); err != nil {

@@ -2,11 +2,13 @@ package doctor
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -330,5 +332,34 @@ func TestJudge(t *testing.T) {
 		if c := find(t, r, Counters, "b"); c.Verdict != OK {
 			t.Errorf("%s: the other end is %s: %s", tt.name, c.Verdict, c.Found)
 		}
+	}
+}
+
+// A driver that hangs costs a line, not the examination.
+func TestDeviceThatHangs(t *testing.T) {
+	root := sysfstest.Tree(t, "mlx5-ib-ndr")
+	fifo, err := filepath.EvalSymlinks(root + "/class/infiniband/mlx5_6/fw_ver")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Remove(fifo), syscall.Mkfifo(fifo, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // let the reader go
+		if f, err := os.OpenFile(fifo, os.O_WRONLY|syscall.O_NONBLOCK, 0); err == nil {
+			f.Close()
+		}
+	})
+	r := examine(t, Options{Sysfs: counters.NewFS(root)})
+	if c := find(t, r, Devices, "reads that hang"); c.Verdict != Failed || !strings.Contains(c.Found, "mlx5_6/fw_ver") {
+		t.Errorf("%+v", c)
+	}
+	for _, device := range []string{"mlx5_0", "mlx5_6"} { // of which all else is known
+		if c := find(t, r, Ports, device); c.Verdict != OK {
+			t.Errorf("%+v", c)
+		}
+	}
+	if r.Verdict != Unhealthy || *r.Layer != Devices {
+		t.Errorf("%s: %s", r.Verdict, r.Diagnosis)
 	}
 }

@@ -54,6 +54,15 @@ func (t *trip) during(what string, r *probe.Result) {
 	t.seen = append(t.seen, o)
 }
 
+// lossy reports whether so much was sent again that the path is bad.
+func (o observation) lossy() bool {
+	return slices.ContainsFunc([]*probe.EndEvidence{o.evidence.Local, o.evidence.Remote}, func(e *probe.EndEvidence) bool {
+		return e != nil && o.bad(e.Classes[string(counters.RetransmitLocal)])
+	})
+}
+
+func (o observation) bad(n uint64) bool { return n >= few && float64(n) > badShare*float64(o.packets) }
+
 // judge has a line for each end and kind of message during which its counters moved, and one for an end where all was quiet.
 func (t *trip) judge() {
 	if len(t.seen) == 0 {
@@ -88,7 +97,7 @@ func (t *trip) judgeEnd(name string, of func(observation) *probe.EndEvidence) {
 			if advice == "" {
 				verdict, advice = Warning, trouble.advice
 			}
-			if n >= few && float64(n) > badShare*float64(o.packets) {
+			if o.bad(n) {
 				verdict = Failed
 			}
 		}

@@ -100,6 +100,14 @@ func (e *examination) loadAdvice() string {
 
 // devices looks at the nodes by which user space opens the devices, and at whether it may.
 func (e *examination) devices() {
+	for _, d := range e.inv.Devices {
+		if slices.Contains(d.Warnings, counters.WarnNotAnswering) {
+			e.add(Devices, Failed, d.Name, "reads of its files hang", "a device that answers", "its driver or firmware is stuck: look in dmesg, reset the device or reboot")
+		}
+	}
+	if stuck := e.Sysfs.Stuck(); len(stuck) > 0 {
+		e.add(Devices, Failed, "reads that hang", strings.Join(stuck, ", "), "none", "the driver or firmware behind them is stuck: look in dmesg; a scrape leaves them alone until they return")
+	}
 	if e.Node == nil {
 		e.skip(Devices, "device nodes", aTree)
 		return

@@ -66,7 +66,7 @@ func (e *examination) peer(ctx context.Context, usable []*port) *port {
 	}
 	for _, s := range steps {
 		if t.broken != "" {
-			e.skip(s.layer, e.Peer, fmt.Sprintf("%s failed", t.broken))
+			e.skip(s.layer, e.Peer, fmt.Sprintf("%s did not go well", t.broken))
 		} else if !s.look(ctx) {
 			t.broken = s.layer
 		}
@@ -164,9 +164,9 @@ func via(r counters.Route) string {
 // client calls from the port's own address where the way to the peer leads by its netdev: that way is what is examined.
 func (t *trip) client() *control.Client {
 	if t.source.IsValid() {
-		return t.Client(t.source.AsSlice())
+		return control.NewClientFrom(t.source.AsSlice())
 	}
-	return t.Client(nil)
+	return control.NewClient()
 }
 
 // reach finds out whether the peer's host answers at all. That nothing listens is an answer.
@@ -261,11 +261,14 @@ func (t *trip) suspectGID() {
 	}
 }
 
+// largeSize is many packets, and few enough that a message still arrives where one packet in a hundred is lost.
+const largeSize = 64 << 10
+
 // The messages. Small ones go back and forth, so that a lost packet of either end shows; large ones go one way, then the other.
 var (
 	smallSpec = probe.Spec{Name: "doctor-small", Kind: probe.Latency, Op: verbs.Send, Iterations: 1000, Deadline: time.Minute}
-	largeSpec = probe.Spec{Name: "doctor-large", Kind: probe.Bandwidth, Op: verbs.Write, Sizes: []int{1 << 20}, Duration: 500 * time.Millisecond, TxDepth: 8, Warmup: 8, Deadline: 30 * time.Second}
-	backSpec  = probe.Spec{Name: "doctor-back", Kind: probe.Bandwidth, Op: verbs.Read, Sizes: []int{1 << 20}, Duration: 500 * time.Millisecond, TxDepth: 8, Warmup: 8, Deadline: 30 * time.Second}
+	largeSpec = probe.Spec{Name: "doctor-large", Kind: probe.Bandwidth, Op: verbs.Write, Sizes: []int{largeSize}, Duration: 500 * time.Millisecond, TxDepth: 16, Warmup: 16, Deadline: 30 * time.Second}
+	backSpec  = probe.Spec{Name: "doctor-back", Kind: probe.Bandwidth, Op: verbs.Read, Sizes: []int{largeSize}, Duration: 500 * time.Millisecond, TxDepth: 16, Warmup: 16, Deadline: 30 * time.Second}
 )
 
 // run probes the peer once.
@@ -310,13 +313,16 @@ func (t *trip) agreed(r *probe.Result) {
 }
 
 func (t *trip) large(ctx context.Context) bool {
-	const check, expected = "1 MiB messages to the peer", "arrive"
+	const check, expected = "64 KiB messages to the peer", "arrive"
 	r := t.run(ctx, largeSpec)
 	if r.Usable() {
 		t.bandwidth(LargeMessage, check, r)
 		return true
 	}
-	if r.Outcome == probe.Failed && *r.Scope == probe.ScopePath && (*r.Reason == probe.RetryExceeded || *r.Reason == probe.Timeout) {
+	if t.drowned(LargeMessage, check, expected, r) {
+		return false
+	}
+	if lost(r) {
 		if advice := t.narrow(ctx, r); advice != "" {
 			t.add(LargeMessage, Failed, check, reasonOf(r), expected, advice)
 			return false
@@ -326,13 +332,27 @@ func (t *trip) large(ctx context.Context) bool {
 	return false
 }
 
+// lost reports whether a probe ended because packets did not arrive.
+func lost(r *probe.Result) bool {
+	return r.Outcome == probe.Failed && (*r.Reason == probe.RetryExceeded || *r.Reason == probe.Timeout)
+}
+
+// drowned notes large messages that did not get through where packets of small ones get lost already: that is the trouble.
+func (t *trip) drowned(l Layer, check, expected string, r *probe.Result) bool {
+	if !lost(r) || !slices.ContainsFunc(t.seen, observation.lossy) {
+		return false
+	}
+	t.add(l, Unknown, check, "too many packets get lost, see counters: "+reasonOf(r), expected, "")
+	return true
+}
+
 // narrow looks for a packet size that passes where the agreed MTU does not.
 func (t *trip) narrow(ctx context.Context, r *probe.Result) string {
 	if r.MTU == nil {
 		return ""
 	}
 	s := largeSpec
-	s.Sizes, s.Duration, s.Iterations, s.Warmup, s.Deadline = []int{16 << 10}, 0, 8, 1, 8*time.Second
+	s.Sizes, s.Duration, s.Iterations, s.TxDepth, s.Warmup, s.Deadline = []int{16 << 10}, 0, 8, 4, 1, 8*time.Second
 	for s.MTU = *r.MTU / 2; s.MTU >= 256; s.MTU /= 2 {
 		if t.run(ctx, s).Usable() {
 			return fmt.Sprintf("packets with %d bytes of payload pass and those with %d do not: something on the way has a smaller MTU than both ends; "+
@@ -343,9 +363,12 @@ func (t *trip) narrow(ctx context.Context, r *probe.Result) string {
 }
 
 func (t *trip) back(ctx context.Context) bool {
-	const check = "1 MiB messages from the peer"
+	const check = "64 KiB messages from the peer"
 	r := t.run(ctx, backSpec)
 	if !r.Usable() {
+		if t.drowned(BothDirections, check, "arrive", r) {
+			return false
+		}
 		t.unusable(BothDirections, check, "arrive", r, "what goes to the peer passes and what comes from it does not: run doctor there against this node, compare routes, MTU and rp_filter of both")
 		return false
 	}

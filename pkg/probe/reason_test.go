@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -162,4 +163,112 @@ func TestDocsExplainEveryWord(t *testing.T) {
 	if diff := cmp.Diff(taints, classes); diff != "" {
 		t.Errorf("classes of counters (-code +docs):\n%s", diff)
 	}
+}
+
+// A word whose paragraph says "Reserved" is one that no code gives yet, and the other way round.
+func TestReservedWordsAreNotGiven(t *testing.T) {
+	text, err := os.ReadFile("../../docs/reasons.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := wordsGiven(t)
+	for _, entry := range strings.Split(string(text), "\n### ")[1:] {
+		heading, paragraph, _ := strings.Cut(entry, "\n")
+		if i := strings.Index(paragraph, "\n## "); i >= 0 {
+			paragraph = paragraph[:i]
+		}
+		word := strings.Trim(heading, "`")
+		if !slices.Contains(Reasons, Reason(word)) && !slices.Contains(Taints, Taint(word)) {
+			continue
+		}
+		taint := slices.Contains(Taints, Taint(word)) && strings.Contains(string(text[strings.Index(string(text), "\n## Taints"):]), entry)
+		if reserved := strings.Contains(paragraph, "Reserved"); reserved == given[key(word, taint)] {
+			t.Errorf("%s (taint: %t): the docs say reserved: %t, the code gives it: %t", word, taint, reserved, !reserved)
+		}
+	}
+}
+
+func key(word string, taint bool) string {
+	if taint {
+		return "taint " + word
+	}
+	return word
+}
+
+// wordsGiven finds the words that code gives: as an argument, a value that is assigned or returned, or that of a table. Where
+// one is merely compared with, or the key of a table, it is not given.
+func wordsGiven(t *testing.T) map[string]bool {
+	t.Helper()
+	byName := map[string]string{} // of the constant
+	collect := func(file, typ, prefix string, taint bool) {
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			g, ok := d.(*ast.GenDecl)
+			if !ok || g.Tok != token.CONST {
+				continue
+			}
+			for _, s := range g.Specs {
+				v := s.(*ast.ValueSpec)
+				id, _ := v.Type.(*ast.Ident)
+				if (id == nil) != (typ == "") || id != nil && id.Name != typ || !strings.HasPrefix(v.Names[0].Name, prefix) {
+					continue
+				}
+				if word, err := strconv.Unquote(v.Values[0].(*ast.BasicLit).Value); err == nil {
+					byName[v.Names[0].Name] = key(word, taint)
+				}
+			}
+		}
+	}
+	collect("reason.go", "Reason", "", false)
+	collect("reason.go", "Taint", "", true)
+	collect("../control/wire.go", "", "Reason", false)
+
+	given := map[string]bool{}
+	for _, dir := range []string{".", "../control", "../daemon"} {
+		files, err := filepath.Glob(dir + "/*.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") || file == "reason.go" {
+				continue
+			}
+			f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			give := func(exprs ...ast.Expr) {
+				for _, e := range exprs {
+					if conversion, ok := e.(*ast.CallExpr); ok && len(conversion.Args) == 1 {
+						e = conversion.Args[0]
+					}
+					if sel, ok := e.(*ast.SelectorExpr); ok {
+						e = sel.Sel
+					}
+					if id, ok := e.(*ast.Ident); ok && byName[id.Name] != "" {
+						given[byName[id.Name]] = true
+					}
+				}
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.CallExpr:
+					give(n.Args...)
+				case *ast.AssignStmt:
+					give(n.Rhs...)
+				case *ast.ReturnStmt:
+					give(n.Results...)
+				case *ast.KeyValueExpr:
+					give(n.Value)
+				case *ast.CompositeLit:
+					give(n.Elts...) // a row of a table
+				}
+				return true
+			})
+		}
+	}
+	return given
 }
