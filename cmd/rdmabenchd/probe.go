@@ -38,7 +38,7 @@ func addProbe(app *kingpin.Application, add func(string, func(context.Context, *
 	f := &probeFlags{}
 	cmd := app.Command("probe", "Probe a peer once. Flags have perftest's letters where they mean the same. The peer runs `rdmabenchd respond` or the daemon.")
 	cmd.Arg("peer", "Host or host:port of the peer's control channel (default port "+defaultControlPort+").").Required().StringVar(&f.peer)
-	cmd.Flag("kind", "What to measure: latency, bandwidth or message-rate.").Default("latency").EnumVar(&f.kind, "latency", "bandwidth", "message-rate")
+	cmd.Flag("kind", "What to measure: latency, bandwidth, message-rate or ping.").Default("latency").EnumVar(&f.kind, "latency", "bandwidth", "message-rate", "ping")
 	cmd.Flag("op", "Verb: write, read or send.").Default("write").EnumVar(&f.op, "write", "read", "send")
 	cmd.Flag("transport", "Transport: rc.").Short('c').Default("rc").EnumVar(&f.transport, "rc")
 	cmd.Flag("device", "Device to probe from (default: the first usable one).").Short('d').StringVar(&f.device)
@@ -46,7 +46,8 @@ func addProbe(app *kingpin.Application, add func(string, func(context.Context, *
 	cmd.Flag("gid-index", "GID table index (default: chosen by content, to match the peer).").Short('x').Default("-1").IntVar(&f.gid)
 	cmd.Flag("size", "Message size in bytes, also as 64KiB (default 8 for latency and message rate, 64KiB for bandwidth).").Short('s').StringVar(&f.size)
 	cmd.Flag("all-sizes", "All powers of two from 2 bytes to 8 MiB.").Short('a').BoolVar(&f.allSizes)
-	cmd.Flag("iterations", "Timed messages per QP (default 1000 for latency, else 5000).").Short('n').IntVar(&f.spec.Iterations)
+	cmd.Flag("iterations", "Timed messages per QP (default 1000 for latency, 10 for ping, else 5000).").Short('n').IntVar(&f.spec.Iterations)
+	cmd.Flag("interval", "Time from one ping to the next (default 10ms).").DurationVar(&f.spec.Gap)
 	cmd.Flag("duration", "Time to measure for, such as 5s, instead of a number of iterations.").Short('D').DurationVar(&f.spec.Duration)
 	cmd.Flag("warmup", "Untimed messages per QP first; -1 for none (default 100 or fewer for latency, one tx depth for bandwidth).").IntVar(&f.spec.Warmup)
 	cmd.Flag("tx-depth", "Outstanding sends per QP (default 128; latency 16).").Short('t').IntVar(&f.spec.TxDepth)
@@ -97,6 +98,9 @@ func (f *probeFlags) run(ctx context.Context, env *environment) error {
 			return &exitError{exitUsage, fmt.Errorf("--ring: %w", err)}
 		}
 		spec.Memory.Ring = int(n)
+	}
+	if err := pingFlags(&spec); err != nil {
+		return &exitError{exitUsage, err}
 	}
 	spec = spec.WithDefaults()
 	if err := spec.Validate(); err != nil {
@@ -196,6 +200,10 @@ func printProgress(w io.Writer, p probe.Progress) {
 
 // printResult prints a table that a perftest user reads at once: its units, its definitions.
 func printResult(w io.Writer, spec probe.Spec, r *probe.Result) {
+	if r.Kind == probe.Ping {
+		printPing(w, r)
+		return
+	}
 	gid := "none"
 	if r.GIDIndex != nil {
 		gid = fmt.Sprint(*r.GIDIndex)

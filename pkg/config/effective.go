@@ -64,6 +64,9 @@ func (p Probe) effective() tree {
 	}
 	m := mapping("name", s.Name, "schedule", p.Schedule.String(), "jitter", p.Jitter, "kind", string(s.Kind),
 		"transport", string(s.Transport), "op", string(s.Op), "sizes", sizes.flow())
+	if s.Kind == probe.Ping {
+		return p.effectivePing(m)
+	}
 	if s.Duration > 0 {
 		m.add("duration", s.Duration)
 	} else {

@@ -198,13 +198,17 @@ func (o *object) readProbe(limits Limits) Probe {
 	s := &p.Spec
 	o.name("name", &s.Name)
 	o.schedule(&p)
-	word(o, "kind", []probe.Kind{probe.Latency, probe.Bandwidth, probe.MessageRate}, []probe.Kind{"ping"}, &s.Kind)
+	word(o, "kind", []probe.Kind{probe.Latency, probe.Bandwidth, probe.MessageRate, probe.Ping}, nil, &s.Kind)
 	s.Transport, s.Op = verbs.RC, verbs.Write
-	word(o, "transport", []verbs.Transport{verbs.RC}, []verbs.Transport{verbs.UC, verbs.UD}, &s.Transport)
-	word(o, "op", []verbs.Op{verbs.Write, verbs.Read, verbs.Send}, []verbs.Op{verbs.WriteImm, verbs.FetchAdd, verbs.CmpSwap}, &s.Op)
+	if s.Kind == probe.Ping {
+		o.ping(s)
+	} else {
+		word(o, "transport", []verbs.Transport{verbs.RC}, []verbs.Transport{verbs.UC, verbs.UD}, &s.Transport)
+		word(o, "op", []verbs.Op{verbs.Write, verbs.Read, verbs.Send}, []verbs.Op{verbs.WriteImm, verbs.FetchAdd, verbs.CmpSwap}, &s.Op)
+	}
 	o.require("name", "it becomes the label probe of the metrics")
 	o.require("schedule", `when it runs, for instance "*/5 * * * *" or "@every 30s"`)
-	o.require("kind", "latency, bandwidth or message-rate")
+	o.require("kind", "latency, bandwidth, message-rate or ping")
 
 	o.sizes(limits.Message, &s.Sizes)
 	maxCount, why := maxIterations, ""
@@ -271,6 +275,10 @@ func (o *object) together(s probe.Spec, limits Limits, told int) {
 	if s.Deadline > 0 && time.Duration(len(s.Sizes))*s.Duration >= s.Deadline {
 		refuse("deadline", "%s is too short for a duration of %s and %d sizes; raise it or leave it out",
 			formatDuration(s.Deadline), formatDuration(s.Duration), max(1, len(s.Sizes)))
+	}
+	if s.Kind == probe.Ping {
+		o.pingTogether(s, told)
+		return
 	}
 	s = s.WithDefaults()
 	s.Retries, s.RNRRetry = max(0, s.Retries), max(0, s.RNRRetry)

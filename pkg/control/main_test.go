@@ -49,6 +49,13 @@ func (f *fakeService) Hello(context.Context) (*Hello, error) {
 	return &Hello{Minor: Minor, Instance: "fake", Node: "fake"}, f.err
 }
 
+func (f *fakeService) Ping(ctx context.Context, r *PingRequest) (*PingReply, error) {
+	if err := f.called(ctx, "ping", "", r); err != nil {
+		return nil, err
+	}
+	return pingReply(), nil
+}
+
 func (f *fakeService) Open(ctx context.Context, r *OpenRequest) (*OpenReply, error) {
 	if err := f.called(ctx, "open", r.ID, r); err != nil {
 		return nil, err

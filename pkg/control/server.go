@@ -32,6 +32,7 @@ const (
 // Service is the responder behind a Server. Its errors are *Error where the initiator may learn the reason.
 type Service interface {
 	Hello(ctx context.Context) (*Hello, error)
+	Ping(ctx context.Context, r *PingRequest) (*PingReply, error)
 	Open(ctx context.Context, r *OpenRequest) (*OpenReply, error)
 	Run(ctx context.Context, id string, r *RunRequest) error
 	Mark(ctx context.Context, id string) error
@@ -80,6 +81,7 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /v1/hello", s.call(func(ctx context.Context, _ string, _ []byte) (any, error) {
 		return s.Service.Hello(ctx)
 	}))
+	mux.HandleFunc("POST "+pings, s.call(s.servePing))
 	mux.HandleFunc("POST /v1/sessions", s.call(func(ctx context.Context, _ string, body []byte) (any, error) {
 		var r OpenRequest
 		if err := decode(body, &r); err != nil {

@@ -55,6 +55,7 @@ func TestCallsReachTheService(t *testing.T) {
 		want                 call
 	}{
 		{"POST", "/v1/sessions", openBody(t), call{"open", openRequest().ID, openRequest()}},
+		{"POST", "/v1/ping", pingBody(t), call{"ping", "", pingRequest()}},
 		{"POST", "/v1/sessions/0f0f/run", `{"size": 4096}`, call{"run", id, &RunRequest{Size: 4096}}},
 		{"POST", "/v1/sessions/0f0f/mark", "", call{"mark", id, nil}},
 		{"POST", "/v1/sessions/0f0f/mark", "not read", call{"mark", id, nil}},
@@ -113,6 +114,8 @@ func TestBadRequestsStopAtTheServer(t *testing.T) {
 		{"a GID that is no address", "POST", open, spoiled("gids", `[{"addr": "ten", "type": "RoCE v2"}]`), 400, ReasonBadHandshake},
 		{"a value out of range", "POST", open, spoiled("service_level", "16"), 400, ReasonBadHandshake},
 		{"a newer GID type", "POST", open, spoiled("gids", `[{"addr": "10.9.0.1", "type": "RoCE v3"}]`), 409, ReasonVersionSkew},
+		{"a ping without a queue pair", "POST", "/v1/ping", `{"instance": "i", "source": {"device": "mlx5_0", "port": 1}, "lease": 60}`, 400, ReasonBadHandshake},
+		{"a ping of nothing", "POST", "/v1/ping", "null", 400, ReasonBadHandshake},
 		{"run without a body", "POST", run, "", 400, ReasonBadHandshake},
 		{"finish with a negative count", "POST", finish, `{"sent": -1}`, 400, ReasonBadHandshake},
 		{"finish with text", "POST", finish, `{"sent": "7"}`, 400, ReasonBadHandshake},

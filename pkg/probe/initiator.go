@@ -96,6 +96,9 @@ func (i *Initiator) attempts(ctx context.Context, spec Spec, to Target, r *Resul
 	if err := spec.Validate(); err != nil {
 		return fail(StageSetup, OpUnsupported, ScopeLocal, "%s", err)
 	}
+	if spec.Kind == Ping {
+		return i.ping(ctx, spec, to, r)
+	}
 	patience := time.Now().Add(spec.Wait)
 	for {
 		f, retry := i.attempt(ctx, spec, to, r, patience)

@@ -51,8 +51,10 @@ type Node struct {
 	host     string                   // boot id of this kernel
 	software func(device string) bool // isSoftware, but in tests
 
-	mu   sync.Mutex
-	open map[string]*verbs.Device
+	mu      sync.Mutex
+	open    map[string]*verbs.Device
+	pingers map[string]*pinger // by port
+	heavy   map[string]int     // heavy probes on a port now
 }
 
 // NewNode returns a Node that may use every device. Close it.
@@ -234,6 +236,7 @@ func (n *Node) closeLocked(name string) {
 	if d == nil {
 		return
 	}
+	n.endPingersLocked(name)
 	if err := d.Close(); err != nil {
 		n.Log.Debug("device not closed yet", slog.String("device", name), slog.Any("err", err))
 		return
@@ -246,6 +249,7 @@ func (n *Node) Close() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var errs []error
+	n.endPingersLocked("")
 	for name, d := range n.open {
 		errs = append(errs, d.Close())
 		delete(n.open, name)

@@ -108,6 +108,9 @@ func (r *Responder) Open(ctx context.Context, req *control.OpenRequest) (*contro
 	if err := probe.Validate(); err != nil {
 		return nil, &control.Error{Reason: string(VersionSkew), Detail: fmt.Sprintf("%s can't answer this: %s", r.node.Name, err)}
 	}
+	if kind == Ping {
+		return nil, &control.Error{Reason: string(BadHandshake), Detail: "pings need no session"}
+	}
 	if req.Instance == r.node.Instance {
 		return nil, &control.Error{Reason: string(Self), Detail: "this is the asking process itself"}
 	}
@@ -178,6 +181,14 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 	}
 	if !ok {
 		return nil, &control.Error{Reason: string(Busy), Detail: fmt.Sprintf("%s port %d of %s is in use", port.Device, port.Port, n.Name), RetryAfter: busyRetry}
+	}
+	if s.heavy {
+		n.busy(port.Key(), 1)
+		gate := release
+		release = func() {
+			n.busy(port.Key(), -1)
+			gate()
+		}
 	}
 	s.port, s.release, s.gid = port, release, -1
 	es.Port = port.Port

@@ -112,6 +112,7 @@ type Run struct {
 	MessageRate *float64        `json:"messages_per_second"`
 	LossRatio   *float64        `json:"loss_ratio"`
 	CPUSeconds  CPUSeconds      `json:"cpu_seconds"`
+	Ping        *PingStats      `json:"ping"`
 	Bytes       uint64          `json:"bytes"` // payload bytes moved by the timed part
 
 	// Histogram holds every timed sample in nanoseconds; nil unless latency was measured.

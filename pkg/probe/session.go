@@ -54,7 +54,13 @@ func (n *Node) acquire(ctx context.Context, p *LocalPort, heavy bool, patience t
 		slot()
 		return nil, err
 	}
+	if heavy {
+		n.busy(p.Key(), 1)
+	}
 	return func() {
+		if heavy {
+			n.busy(p.Key(), -1)
+		}
 		port()
 		slot()
 	}, nil

@@ -145,6 +145,9 @@ func newHost(t *testing.T, name string, l Limits) *host {
 
 // The host is its own control.Service, so that a test can exchange what is behind it.
 func (h *host) Hello(ctx context.Context) (*control.Hello, error) { return h.service.Hello(ctx) }
+func (h *host) Ping(ctx context.Context, r *control.PingRequest) (*control.PingReply, error) {
+	return h.service.Ping(ctx, r)
+}
 func (h *host) Open(ctx context.Context, r *control.OpenRequest) (*control.OpenReply, error) {
 	return h.service.Open(ctx, r)
 }

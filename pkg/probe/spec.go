@@ -31,6 +31,7 @@ type Spec struct {
 
 	Iterations int           // timed messages per QP and run; exclusive with Duration
 	Duration   time.Duration // timed part of a run; exclusive with Iterations
+	Gap        time.Duration // of pings, from one to the next
 	Warmup     int           // untimed messages per QP before each run; negative: none
 
 	TxDepth  int // outstanding sends per QP
@@ -92,6 +93,9 @@ const (
 // WithDefaults returns the spec with every zero field that has a default replaced by it. Negatives that mean none stay, so
 // that it may be called again.
 func (s Spec) WithDefaults() Spec {
+	if s.Kind == Ping {
+		return s.pingDefaults()
+	}
 	def := func(v *int, d int) {
 		if *v == 0 {
 			*v = d
@@ -153,8 +157,8 @@ func (s Spec) WithDefaults() Spec {
 	return s
 }
 
-// Heavy reports whether the probe needs both ports for itself: everything that fills the link, or is to be alone on it.
-func (s Spec) Heavy() bool { return s.Exclusive || s.Kind != Latency }
+// Heavy reports whether the probe needs both ports for itself: everything that fills the link, or is to be alone on it. A ping never does.
+func (s Spec) Heavy() bool { return s.Kind != Ping && (s.Exclusive || s.Kind != Latency) }
 
 // answered reports whether the responder's CPU takes part: it answers pings, or counts what arrives.
 func (s Spec) answered() bool {
@@ -166,9 +170,12 @@ func (s Spec) answered() bool {
 
 // Validate refuses combinations that can't work, before anything is sent. Call it on a spec with defaults.
 func (s Spec) Validate() error {
+	if s.Kind == Ping {
+		return s.validatePing()
+	}
 	switch {
 	case s.Kind != Latency && s.Kind != Bandwidth && s.Kind != MessageRate:
-		return fmt.Errorf("kind %q: want latency, bandwidth or message-rate", s.Kind)
+		return fmt.Errorf("kind %q: want latency, bandwidth, message-rate or ping", s.Kind)
 	case s.Transport != verbs.RC:
 		return fmt.Errorf("transport %q: want rc", s.Transport)
 	case s.Op != verbs.Write && s.Op != verbs.Read && s.Op != verbs.Send:
