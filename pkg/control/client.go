@@ -68,6 +68,9 @@ func (c *Client) Hello(ctx context.Context, addr string) (*Hello, error) {
 	if err := s.call(ctx, http.MethodGet, "/v1/hello", nil, &h, true); err != nil {
 		return nil, err
 	}
+	if err := h.Validate(); err != nil {
+		return nil, s.invalid(err)
+	}
 	return &h, nil
 }
 

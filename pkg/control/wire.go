@@ -122,6 +122,40 @@ type Hello struct {
 	Minor    int    `json:"minor"`
 	Instance string `json:"instance"`
 	Node     string `json:"node"`
+	LameDuck bool   `json:"lame_duck,omitempty"` // wishes to be left alone
+	Identity
+}
+
+// Identity tells machines apart, across restarts and whatever their names and addresses.
+type Identity struct {
+	Machine string   `json:"machine,omitempty"` // hash of the machine id
+	GUIDs   []string `json:"guids,omitempty"`   // of the RDMA devices there are now
+}
+
+// IsZero reports whether nothing is known.
+func (i Identity) IsZero() bool { return i.Machine == "" && len(i.GUIDs) == 0 }
+
+// Same reports whether two identities can be of one machine. A device that comes, goes or is exchanged makes no other machine of
+// it; another machine id does, and so do other devices throughout: the id may have been cloned.
+func (i Identity) Same(o Identity) bool {
+	if i.Machine != o.Machine && i.Machine != "" && o.Machine != "" {
+		return false
+	}
+	return len(i.GUIDs) == 0 || len(o.GUIDs) == 0 || slices.ContainsFunc(i.GUIDs, func(g string) bool { return slices.Contains(o.GUIDs, g) })
+}
+
+// Validate checks what is shown, logged or kept.
+func (h *Hello) Validate() error {
+	var c checker
+	c.within("minor", h.Minor, 0, math.MaxUint16)
+	c.name("instance", h.Instance)
+	c.name("node", h.Node)
+	c.name("machine", h.Machine)
+	c.that(len(h.GUIDs) <= MaxGIDs, "%d GUIDs, want at most %d", len(h.GUIDs), MaxGIDs)
+	for _, g := range h.GUIDs {
+		c.name("GUID", g)
+	}
+	return c.err
 }
 
 // OpenRequest asks for a session. The session's parameters are the initiator's; the responder's limits decide.
