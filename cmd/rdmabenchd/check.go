@@ -2,8 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -11,6 +16,8 @@ import (
 	"github.com/alecthomas/kingpin/v2"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/config"
+	"github.com/rdmabenchd/rdmabenchd/pkg/daemon"
+	"github.com/rdmabenchd/rdmabenchd/pkg/peers"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 )
 
@@ -18,7 +25,7 @@ func addCheckConfig(app *kingpin.Application, add func(string, func(context.Cont
 	cmd := app.Command("check-config", "Validate a configuration file and print what would run.")
 	file := cmd.Arg("file", "Configuration file.").Required().String()
 	effective := cmd.Flag("effective", "Print the effective configuration, defaults included, instead.").Bool()
-	add(cmd.FullCommand(), func(_ context.Context, env *environment) error {
+	add(cmd.FullCommand(), func(ctx context.Context, env *environment) error {
 		cfg, err := config.Load(*file)
 		if err != nil {
 			return &exitError{exitUsage, err}
@@ -27,21 +34,39 @@ func addCheckConfig(app *kingpin.Application, add func(string, func(context.Cont
 			_, err := env.stdout.Write(cfg.Effective())
 			return err
 		}
-		printPlan(env.stdout, *file, cfg, time.Now())
+		view, sources := peers.Once(ctx, cfg.Peers, discovery(*file, cfg))
+		if err := wrongFiles(sources); err != nil {
+			return &exitError{exitUsage, err}
+		}
+		printPlan(env.stdout, *file, cfg, view, sources, time.Now())
 		return nil
 	})
 }
 
-// printPlan says what a configuration would do: peers, and of each probe when, what and how many bytes.
-func printPlan(w io.Writer, file string, cfg *config.Config, now time.Time) {
-	var peers []string
-	for _, p := range cfg.Peers.Static {
-		if p.Name != cfg.Node.Name {
-			peers = append(peers, p.Name)
+// discovery looks for the peers of a configuration from where its file is.
+func discovery(file string, cfg *config.Config) peers.Options {
+	return peers.Options{Name: cfg.Node.Name, Dir: filepath.Dir(file), Own: func() func(string) bool { return daemon.OwnAddresses(cfg) }}
+}
+
+// discover makes the peers that all sources tell of now the static ones of a configuration.
+func discover(ctx context.Context, file string, cfg *config.Config, log *slog.Logger) {
+	o := discovery(file, cfg)
+	client := daemon.OwnClient(cfg)
+	defer client.CloseIdle()
+	o.Ask = client.Hello
+	view, sources := peers.Once(ctx, cfg.Peers, o)
+	for _, s := range sources {
+		if s.Err != nil {
+			log.Warn("a source of peers can't be read", slog.String("source", s.Kind), slog.String("name", s.Name), slog.Any("err", s.Err))
 		}
 	}
+	cfg.Peers = config.Peers{Static: view.Active()}
+}
+
+// printPlan says what a configuration would do: peers, and of each probe when, what and how many bytes.
+func printPlan(w io.Writer, file string, cfg *config.Config, view peers.View, sources []peers.Report, now time.Time) {
 	fmt.Fprintf(w, "%s is valid.\n\nnode %s, control channel on %s\n", file, cfg.Node.Name, cfg.Control.Listen)
-	fmt.Fprintf(w, "%d peers: %s\n\n", len(peers), strings.Join(peers, ", "))
+	count := printPeers(w, view, sources)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "PROBE\tWHAT\tSIZES\tSCHEDULE\tNEXT (UTC)\tSENT PER DAY AND PORT")
 	for _, p := range cfg.Probes {
@@ -51,10 +76,61 @@ func printPlan(w io.Writer, file string, cfg *config.Config, now time.Time) {
 			next = n.UTC().Format(time.DateTime)
 		}
 		fmt.Fprintf(t, "%s\t%s %s over %s\t%s\t%s\t%s\t%s\n", spec.Name, spec.Op, spec.Kind, spec.Transport, sizes(spec.Sizes), p.Schedule, next,
-			perDay(spec, p.Schedule.Count(now, now.Add(24*time.Hour)), p.PerFiring(len(peers))))
+			perDay(spec, p.Schedule.Count(now, now.Add(24*time.Hour)), p.PerFiring(count)))
 	}
 	t.Flush()
 }
+
+// wrongFiles returns the errors of files with peers that are there and can't be used. Those that are not there may come yet.
+func wrongFiles(sources []peers.Report) error {
+	var errs []error
+	for _, s := range sources {
+		if s.Kind == "files" && s.Err != nil && !peers.IsMissing(s.Err) {
+			errs = append(errs, s.Err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// printPeers says who would be probed, and what each source has just told, and returns the number of peers.
+func printPeers(w io.Writer, view peers.View, sources []peers.Report) int {
+	active := view.Active()
+	var names []string
+	for _, p := range active[:min(len(active), shownPeers)] {
+		names = append(names, p.Name)
+	}
+	text := strings.Join(names, ", ")
+	if more := len(active) - len(names); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	fmt.Fprintf(w, "%d peers: %s\n", len(active), text)
+	for _, s := range []peers.State{peers.Self, peers.Drained, peers.Unnamed} {
+		if n := view.Count(s); n > 0 {
+			fmt.Fprintf(w, "not probed: %d %s\n", n, s)
+		}
+	}
+	for _, m := range view.Members {
+		if m.State == peers.Duplicate {
+			fmt.Fprintf(w, "not probed: %s\n", m.Detail)
+		}
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "PEERS FROM\tNAME\tENTRIES\tPROBLEMS")
+	for _, s := range sources {
+		count, problems := strconv.Itoa(s.Peers), slices.Clone(s.Problems)
+		if s.Err != nil {
+			count, problems = "-", append(problems, s.Err.Error())
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", s.Kind, s.Name, count, strings.Join(problems, "; "))
+	}
+	t.Flush()
+	fmt.Fprintln(w)
+	return len(active)
+}
+
+// shownPeers is how many peers are named.
+const shownPeers = 20
 
 func sizes(s []int) string {
 	if len(s) > 3 {

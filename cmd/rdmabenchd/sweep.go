@@ -51,7 +51,7 @@ func (f *sweepFlags) common(cmd *kingpin.CmdClause) {
 	cmd.Flag("output", "text, json, html (one page) or junit (XML).").Default("text").EnumVar(&f.output, "text", "json", "html", "junit")
 }
 
-func (f *sweepFlags) load() (*config.Config, error) {
+func (f *sweepFlags) load(ctx context.Context, env *environment) (*config.Config, error) {
 	if f.deadline < time.Second || f.deadline > control.MaxSession {
 		return nil, &exitError{exitUsage, fmt.Errorf("--deadline: %s is out of range 1s to %s", f.deadline, control.MaxSession)}
 	}
@@ -67,11 +67,12 @@ func (f *sweepFlags) load() (*config.Config, error) {
 			f.names = append(f.names, p.Spec.Name)
 		}
 	}
+	discover(ctx, f.file, cfg, env.logger())
 	return cfg, nil
 }
 
 func (f *sweepFlags) sweep(ctx context.Context, env *environment) error {
-	cfg, err := f.load()
+	cfg, err := f.load(ctx, env)
 	if err != nil {
 		return err
 	}
@@ -156,7 +157,7 @@ func (f *sweepFlags) sweepNode(ctx context.Context, env *environment, cfg *confi
 }
 
 func (f *sweepFlags) blame(ctx context.Context, env *environment) error {
-	cfg, err := f.load()
+	cfg, err := f.load(ctx, env)
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ import (
 	"path"
 	"time"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/peers"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule/pairing"
@@ -32,7 +33,7 @@ import (
 )
 
 // DefaultPort is the TCP port of the control channel.
-const DefaultPort = 18516
+const DefaultPort = peers.DefaultPort
 
 // maxFile bounds a configuration file, in bytes: some 50,000 static peers.
 const maxFile = 4 << 20
@@ -91,17 +92,12 @@ type Limits struct {
 	Lease    time.Duration // a session that is not renewed for so long is freed
 }
 
-// Peers are the other nodes. Addresses are not resolved here.
-type Peers struct {
-	Static []Peer
-}
+// Peers say where the other nodes are found. Nothing is resolved or read here. What is found may hold the node itself; whoever
+// probes skips it.
+type Peers = peers.Config
 
-// Peer is a node to probe. The list may hold the node itself; whoever probes skips it.
-type Peer struct {
-	Name    string // as in that node's own node.name
-	Address string // host:port of its control channel
-	Labels  map[string]string
-}
+// Peer is a node to probe.
+type Peer = peers.Peer
 
 // Probe is something to measure against peers again and again.
 type Probe struct {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/peers"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule/pairing"
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
@@ -133,6 +134,15 @@ peers:
     - {name: node3, address: "fd00::3"}
     - {name: node4, address: "[fd00::4]"}
     - {name: node5, address: node5.example.org}
+  files: ["peers/*.yaml", /run/peers.json]
+  dns:
+    - {name: _rdmabench._tcp.fleet.example.org}
+    - {name: fleet.example.org., type: AAAA, refresh: 5m}
+    - {name: fleet.example.org, type: A, port: 99}
+  hostlist: ["gpu[001-128,200]", "r[1-4]n[1-16].example.org:99"]
+  http:
+    - {url: "https://user:pass@sd.example.org/targets?site=a", refresh: 2m}
+    - {url: "http://localhost:8080"}
 probes:
   - name: everything
     schedule: "TZ=Europe/Rome 0 2 * * *"
@@ -183,6 +193,13 @@ probes:
 			{Name: "node3", Address: "[fd00::3]:18516"},
 			{Name: "node4", Address: "[fd00::4]:18516"},
 			{Name: "node5", Address: "node5.example.org:18516"},
+		}, Files: []string{"peers/*.yaml", "/run/peers.json"}, DNS: []peers.DNS{
+			{Name: "_rdmabench._tcp.fleet.example.org", Type: "SRV", Refresh: 30 * time.Second},
+			{Name: "fleet.example.org", Type: "AAAA", Port: 18516, Refresh: 5 * time.Minute},
+			{Name: "fleet.example.org", Type: "A", Port: 99, Refresh: 30 * time.Second},
+		}, Hostlist: []string{"gpu[001-128,200]", "r[1-4]n[1-16].example.org:99"}, HTTP: []peers.HTTP{
+			{URL: "https://user:pass@sd.example.org/targets?site=a", Refresh: 2 * time.Minute},
+			{URL: "http://localhost:8080", Refresh: time.Minute},
 		}},
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
@@ -476,7 +493,7 @@ func TestShippedConfigs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := parse(file, data, testEnv(map[string]string{"NODE": "2"}))
+		c, err := parse(file, data, testEnv(map[string]string{"NODE": "2", "RACK": "r1"}))
 		if err != nil {
 			t.Errorf("%v", err)
 			continue

@@ -21,6 +21,26 @@ func (c *Config) Effective() []byte {
 	for _, p := range c.Peers.Static {
 		static = append(static, mapping("name", p.Name, "address", p.Address, "labels", p.Labels).flow())
 	}
+	sources := mapping("static", static, "files", c.Peers.Files)
+	if len(c.Peers.DNS) > 0 {
+		names := list{}
+		for _, d := range c.Peers.DNS {
+			m := mapping("name", d.Name, "type", d.Type, "refresh", d.Refresh)
+			if d.Type != "SRV" {
+				m.add("port", d.Port)
+			}
+			names = append(names, m.flow())
+		}
+		sources.add("dns", names)
+	}
+	sources.add("hostlist", c.Peers.Hostlist)
+	if len(c.Peers.HTTP) > 0 {
+		urls := list{}
+		for _, h := range c.Peers.HTTP {
+			urls = append(urls, mapping("url", h.URL, "refresh", h.Refresh).flow())
+		}
+		sources.add("http", urls)
+	}
 	probes := list{}
 	for _, p := range c.Probes {
 		probes = append(probes, p.effective())
@@ -36,7 +56,7 @@ func (c *Config) Effective() []byte {
 		"limits", mapping("sessions", c.Limits.Sessions, "memory", formatSize(c.Limits.Memory),
 			"message", formatSize(int64(c.Limits.Message)), "lease", c.Limits.Lease),
 		"taints", effectiveTaints(c.Taints),
-		"peers", mapping("static", static),
+		"peers", sources,
 		"probes", probes,
 	)
 	var out bytes.Buffer

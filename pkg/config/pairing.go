@@ -3,6 +3,7 @@ package config
 import (
 	"time"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/peers"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule/pairing"
 )
@@ -76,7 +77,7 @@ func (o *object) pairing(p *Probe) {
 	k := o.sub("pairing")
 	word(k, "strategy", pairing.Strategies, nil, &c.Strategy)
 	word(k, "rails", []Rails{SameRails, AllRails}, nil, &c.Rails)
-	k.integer("peers", 1, maxPeers, "", &c.Peers)
+	k.integer("peers", 1, peers.MaxPeers, "", &c.Peers)
 	k.integer("rounds", 1, maxRounds, "", &c.Rounds)
 	k.duration("slot", time.Second, maxSlot, &c.Slot)
 	k.boolean("exclusive", &p.Spec.Exclusive)
@@ -86,7 +87,7 @@ func (o *object) pairing(p *Probe) {
 		if word(where, label.Value, pairing.Matches, nil, &m); m == "" {
 			continue
 		}
-		if !labelPattern.MatchString(label.Value) {
+		if !peers.ValidLabel(label.Value) {
 			where.errorf(label, where.path, "%q can't be the name of a label", clip(label.Value, maxName))
 		}
 		if m == pairing.OneOfEach && one(c.Where) {

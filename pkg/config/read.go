@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
+	"net/url"
 	"path"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -14,6 +16,7 @@ import (
 
 	"gopkg.in/yaml.v3"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/peers"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule"
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
@@ -25,7 +28,7 @@ const (
 	maxName       = 128
 	maxLabels     = 32
 	maxGlobs      = 256
-	maxPeers      = 50_000
+	maxSources    = 256 // of peers, of a kind
 	maxProbes     = 256
 	maxSizes      = 64
 	maxMessage    = 1 << 30
@@ -70,8 +73,8 @@ func (d *decoder) readNode(top *object, c *Config) {
 		o.name("name", &c.Node.Name)
 	} else if ok || !o.has("name") {
 		host, err := d.env.hostname()
-		if err != nil || !namePattern.MatchString(host) {
-			o.errorf(o.node, o.join("name"), "the hostname %q can't serve as name: %s; set node.name", host, nameRule)
+		if err != nil || !peers.ValidName(host) {
+			o.errorf(o.node, o.join("name"), "the hostname %q can't serve as name: %s; set node.name", host, peers.NameRule)
 		}
 		c.Node.Name = host
 	}
@@ -155,7 +158,7 @@ func (o *object) size(key string, lo, hi int64, dst *int64) {
 
 func (d *decoder) readPeers(o *object, c *Config) {
 	names, addresses := map[string]*yaml.Node{}, map[string]*yaml.Node{}
-	for i, n := range o.list("static", maxPeers) {
+	for i, n := range o.list("static", peers.MaxPeers) {
 		p := d.object(index(o.join("static"), i), n)
 		var peer Peer
 		p.name("name", &peer.Name)
@@ -168,7 +171,92 @@ func (d *decoder) readPeers(o *object, c *Config) {
 		p.done()
 		c.Peers.Static = append(c.Peers.Static, peer)
 	}
-	o.done("files", "dns", "hostlist")
+	for i, n := range o.list("files", maxSources) {
+		at := index(o.join("files"), i)
+		if glob, ok := o.text(at, n); ok && o.filePattern(at, n, glob) {
+			c.Peers.Files = append(c.Peers.Files, glob)
+		}
+	}
+	for i, n := range o.list("dns", maxSources) {
+		if l, ok := d.object(index(o.join("dns"), i), n).dns(); ok {
+			c.Peers.DNS = append(c.Peers.DNS, l)
+		}
+	}
+	for i, n := range o.list("hostlist", maxSources) {
+		at := index(o.join("hostlist"), i)
+		list, ok := o.text(at, n)
+		if !ok {
+			continue
+		}
+		if err := peers.CheckHostlist(list); err != nil {
+			o.errorf(n, at, "%s", err)
+			continue
+		}
+		c.Peers.Hostlist = append(c.Peers.Hostlist, list)
+	}
+	for i, n := range o.list("http", maxSources) {
+		if h, ok := d.object(index(o.join("http"), i), n).http(); ok {
+			c.Peers.HTTP = append(c.Peers.HTTP, h)
+		}
+	}
+	o.done()
+}
+
+// filePattern wants what Prometheus wants of file_sd: the end of the name says what the file holds, and keeps editors' backups out.
+func (o *object) filePattern(at string, n *yaml.Node, glob string) bool {
+	switch ext := filepath.Ext(glob); {
+	case glob == "":
+		o.errorf(n, at, "empty; name a file or pattern, or remove the entry")
+	case ext != ".json" && ext != ".yml" && ext != ".yaml":
+		o.errorf(n, at, "%q does not end in .json, .yml or .yaml", clip(glob, maxName))
+	default:
+		if _, err := filepath.Match(glob, ""); err != nil {
+			o.errorf(n, at, "%q is not a pattern; write a path, with * for any text within a name and ? for any character", clip(glob, maxName))
+			return false
+		}
+		return true
+	}
+	return false
+}
+
+// dns reads a name to look up.
+func (o *object) dns() (d peers.DNS, ok bool) {
+	told := len(o.errs)
+	d = peers.DNS{Type: "SRV", Refresh: peers.DefaultDNSRefresh}
+	if s, n, ok := o.get("name"); ok {
+		if d.Name = strings.TrimSuffix(s, "."); len(s) > 253 || !dnsPattern.MatchString(d.Name) {
+			o.errorf(n, o.join("name"), "%q is not a DNS name; write for instance _rdmabench._tcp.fleet.example.org", clip(s, maxName))
+		}
+	}
+	o.require("name", "what to look up")
+	word(o, "type", []string{"SRV", "A", "AAAA"}, nil, &d.Type)
+	o.duration("refresh", time.Second, 24*time.Hour, &d.Refresh)
+	o.integer("port", 1, 65535, "", &d.Port)
+	switch {
+	case d.Type == "SRV" && o.has("port"):
+		o.errorf(o.at("port"), o.join("port"), "SRV records carry the port themselves; remove it")
+	case d.Type != "SRV" && d.Port == 0:
+		d.Port = DefaultPort
+	}
+	o.done()
+	return d, len(o.errs) == told
+}
+
+// http reads a URL that tells of peers.
+func (o *object) http() (h peers.HTTP, ok bool) {
+	told := len(o.errs)
+	h = peers.HTTP{Refresh: peers.DefaultHTTPRefresh}
+	if s, n, ok := o.get("url"); ok {
+		u, err := url.Parse(s)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			o.errorf(n, o.join("url"), "not a URL with http:// or https:// and a host") // not quoted: it may hold a password
+		}
+		h.URL = s
+	}
+	o.require("url", "what answers with a list of targets, as Prometheus's http_sd wants it")
+	o.duration("refresh", time.Second, 24*time.Hour, &h.Refresh)
+	o.done()
+	return h, len(o.errs) == told
 }
 
 func (d *decoder) readProbes(top *object, c *Config) {
@@ -441,12 +529,9 @@ func (o *object) unique(key, value string, taken map[string]*yaml.Node) {
 }
 
 var (
-	namePattern  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$`)
-	nameBad      = regexp.MustCompile(`[^A-Za-z0-9._:@-]+`)
-	labelPattern = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	nameBad    = regexp.MustCompile(`[^A-Za-z0-9._:@-]+`)
+	dnsPattern = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 )
-
-const nameRule = "names are 1 to 128 letters, digits and . _ : @ -, and begin with a letter or digit"
 
 // name reads a name that becomes the value of a metric label.
 func (o *object) name(key string, dst *string) {
@@ -454,12 +539,12 @@ func (o *object) name(key string, dst *string) {
 	if !ok {
 		return
 	}
-	if !namePattern.MatchString(s) {
+	if !peers.ValidName(s) {
 		hint := strings.Trim(nameBad.ReplaceAllString(s, "-"), "._:@-")
 		if hint = hint[:min(len(hint), maxName)]; hint != "" {
 			hint = fmt.Sprintf("; use for instance %q", hint)
 		}
-		o.errorf(n, o.join(key), "%q can't be a name: %s%s", clip(s, maxName), nameRule, hint)
+		o.errorf(n, o.join(key), "%q can't be a name: %s%s", clip(s, maxName), peers.NameRule, hint)
 		return
 	}
 	*dst = s
@@ -476,7 +561,7 @@ func (o *object) labels(dst *map[string]string) {
 		v, n, ok := l.get(k.Value)
 		switch {
 		case n == nil: // left empty: no such label, as in Prometheus
-		case !labelPattern.MatchString(k.Value) || strings.HasPrefix(k.Value, "__"):
+		case !peers.ValidLabel(k.Value):
 			l.errorf(k, l.path, "%q can't be the name of a label; use letters, digits and _, not beginning with a digit or __", clip(k.Value, maxName))
 		case !ok || v == "":
 		case len(v) > maxName || strings.ContainsFunc(v, func(r rune) bool { return !unicode.IsPrint(r) }):
@@ -510,58 +595,18 @@ func (o *object) globs(key string, dst *[]string) {
 	}
 }
 
-var (
-	portPattern = regexp.MustCompile(`^[1-9][0-9]{0,4}$`)
-	hostPattern = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?\.?$`)
-	digitsDots  = regexp.MustCompile(`^[0-9.]+$`)
-)
-
 // address reads host, host:port or, to listen on, :port, and completes it with the default port.
 func (o *object) address(key string, listen bool, dst *string) {
 	s, n, ok := o.get(key)
 	if !ok {
 		return
 	}
-	bad := func(format string, args ...any) {
-		o.errorf(n, o.join(key), "%q: %s", clip(s, maxName), fmt.Sprintf(format, args...))
-	}
-
-	host, port := s, strconv.Itoa(DefaultPort)
-	if _, err := netip.ParseAddr(s); err != nil { // a bare IPv6 address is full of colons
-		switch i := strings.LastIndexByte(s, ':'); {
-		case strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]"):
-			host = s[1 : len(s)-1]
-		case i >= 0:
-			host, port = s[:i], s[i+1:]
-			if inner, ok := strings.CutPrefix(host, "["); ok && strings.HasSuffix(inner, "]") {
-				host = inner[:len(inner)-1]
-			} else if strings.Contains(host, ":") {
-				bad("not host:port (an IPv6 address with a port goes into brackets: [address]:port)")
-				return
-			}
-		}
-	}
-	if p, _ := strconv.Atoi(port); !portPattern.MatchString(port) || p > 65535 {
-		bad("%q is not a port; write plain decimal digits, 1 to 65535", port)
+	address, err := peers.ParseAddress(s, listen)
+	if err != nil {
+		o.errorf(n, o.join(key), "%q: %s", clip(s, maxName), err)
 		return
 	}
-	ip, err := netip.ParseAddr(host)
-	switch {
-	case err == nil && (ip.IsMulticast() || ip.IsUnspecified() && !listen):
-		bad("%s is not the address of a host", ip)
-		return
-	case err == nil, host == "" && listen:
-	case host == "":
-		bad("no host; write host:port")
-		return
-	case digitsDots.MatchString(host), !hostPattern.MatchString(host):
-		bad("%q is neither an IP address nor a host name", host)
-		return
-	}
-	if strings.Contains(host, ":") {
-		host = "[" + host + "]"
-	}
-	*dst = host + ":" + port
+	*dst = address
 }
 
 // isLoopback reports whether listening on a checked address serves this host only.

@@ -10,7 +10,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -20,6 +22,7 @@ import (
 	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 	"github.com/rdmabenchd/rdmabenchd/pkg/exporter"
+	"github.com/rdmabenchd/rdmabenchd/pkg/peers"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule"
 	"github.com/rdmabenchd/rdmabenchd/pkg/sweeper"
@@ -54,6 +57,8 @@ type Daemon struct {
 	journal   journal
 	sweeps    *sweeper.Runner
 	web       *sweeper.Web
+	peers     *peers.Discovery
+	replaced  atomic.Uint64 // peers behind whose name another machine was found
 
 	reload sync.Mutex // one at a time
 	mu     sync.RWMutex
@@ -83,10 +88,17 @@ func New(o Options) (*Daemon, error) {
 	d.node.Environments = probe.NewEnvironments(d.counters)
 	d.node.GIDIndex = func() int { return d.config().Devices.GIDIndex }
 	d.responder = probe.NewResponder(d.node, limits(cfg))
-	d.probe = (&probe.Initiator{Node: d.node, Client: d.client, Tolerances: func() probe.Tolerances { return d.config().Taints }}).Probe
+	d.node.LameDuck = func() bool { return peers.IsLameDuck(d.config().Node.Labels) }
+	d.peers = peers.New(peers.Options{
+		Name: cfg.Node.Name, Instance: d.node.Instance, Dir: filepath.Dir(o.ConfigFile), Own: func() func(string) bool { return OwnAddresses(d.config()) },
+		Ask: d.client.Hello, OnChange: d.peersChanged, OnReplaced: d.peerReplaced, Log: o.Log,
+	})
+	d.probe = (&probe.Initiator{
+		Node: d.node, Client: d.client, Hello: d.peers.Greet, Tolerances: func() probe.Tolerances { return d.config().Taints },
+	}).Probe
 	d.exporter, err = exporter.New(exporter.Options{
 		Node: cfg.Node.Name, NodeLabels: cfg.Node.Labels, Version: o.Version, Revision: o.Revision, ClassicHistograms: o.ClassicHistograms,
-		Ports: &ports{node: d.node, fs: d.counters, filter: d.filter}, Sessions: d.responder.Sessions, Log: o.Log,
+		Ports: &ports{node: d.node, fs: d.counters, filter: d.filter}, Sessions: d.responder.Sessions, Discovery: d.discovery, Log: o.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -190,23 +202,16 @@ func (d *Daemon) fixed(cfg *config.Config) error {
 
 // apply puts a checked configuration in force.
 func (d *Daemon) apply(cfg *config.Config) error {
-	all := newFleet(cfg.Node, cfg.Peers.Static)
+	all := fleetOf(cfg, d.peers.Set(cfg.Peers))
 	if err := d.scheduler.Replace(d.jobs(cfg, all)); err != nil {
+		d.peers.Set(d.config().Peers)
 		return err
 	}
 	d.mu.Lock()
 	d.cfg, d.all = cfg, all
 	d.mu.Unlock()
 	d.responder.SetLimits(limits(cfg))
-	d.guard.set(cfg)
-	targets := exporter.Targets{Use: cfg.Devices.Use}
-	for _, p := range cfg.Probes {
-		targets.Probes = append(targets.Probes, p.Spec.WithDefaults())
-	}
-	for name := range all.peers {
-		targets.Peers = append(targets.Peers, name)
-	}
-	d.exporter.SetTargets(targets)
+	d.target(cfg, all)
 	return nil
 }
 
@@ -214,6 +219,7 @@ func (d *Daemon) apply(cfg *config.Config) error {
 func (d *Daemon) Run(ctx context.Context) error {
 	d.describe()
 	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.peers.Run(ctx) })
 	g.Go(func() error { return d.guard.run(ctx) })
 	g.Go(func() error { return d.watchPorts(ctx) })
 	g.Go(func() error { return d.watchEnvironment(ctx) })

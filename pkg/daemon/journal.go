@@ -3,10 +3,12 @@ package daemon
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/config"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 )
 
@@ -30,6 +32,18 @@ func (j *journal) news(r *probe.Result) bool {
 	defer j.mu.Unlock()
 	_, failing := j.last[journalKey{r.Probe, r.Peer, r.Device, r.Port}]
 	return !failing
+}
+
+// keep forgets all peers but some.
+func (j *journal) keep(peers map[string]config.Peer) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	gone := func(k journalKey) bool {
+		_, there := peers[k.peer]
+		return !there
+	}
+	maps.DeleteFunc(j.last, func(k journalKey, _ probe.Reason) bool { return gone(k) })
+	maps.DeleteFunc(j.taints, func(k journalKey, _ []probe.Taint) bool { return gone(k) })
 }
 
 func (j *journal) note(r *probe.Result) {

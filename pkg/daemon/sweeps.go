@@ -17,7 +17,7 @@ func (d *Daemon) newSweeps() {
 	store := &sweeper.Store{Dir: d.o.StoragePath}
 	d.sweeps = &sweeper.Runner{
 		Config: d.config, Log: d.log, Results: d.exporter.Last,
-		Peers: func() []config.Peer { return d.config().Peers.Static },
+		Peers: func() []config.Peer { return d.peers.View().Active() },
 		Ports: func() []sweeper.Port { return SweepPorts(d.node, d.log) },
 		Probe: func(ctx context.Context, s probe.Spec, to probe.Target, device string, port int) *probe.Result {
 			return d.probe(ctx, s, to, device, port)

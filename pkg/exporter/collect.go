@@ -30,13 +30,17 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	if c.opt.Sessions != nil {
 		sessions = c.opt.Sessions()
 	}
+	var discovered *Discovery
+	if c.opt.Discovery != nil {
+		discovered = new(c.opt.Discovery())
+	}
 	c.mu.Lock()
 	b := make(batch, 0, 64+16*len(c.pairs)+32*len(c.nics))
 	b = append(b, c.fixed...)
 	if sessions >= 0 {
 		b.add(sessionCount, nil, float64(sessions))
 	}
-	c.collectNode(&b)
+	c.collectNode(&b, discovered)
 	c.collectPorts(&b)
 	c.collectProbes(&b)
 	c.collectSweeps(&b)
@@ -54,7 +58,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-func (c collector) collectNode(b *batch) {
+func (c collector) collectNode(b *batch, d *Discovery) {
 	if c.reload.tried {
 		b.add(reloadOK, nil, truth(c.reload.err == nil))
 	}
@@ -64,6 +68,20 @@ func (c collector) collectNode(b *batch) {
 	states := c.memory.peers(c.peers)
 	for _, s := range peerStates {
 		b.add(peerCount, pairs(peerCount.labels, string(s)), float64(states[s]))
+	}
+	if d != nil {
+		for _, s := range passiveStates {
+			b.add(peerCount, pairs(peerCount.labels, s), float64(d.States[s]))
+		}
+		for _, kind := range slices.Sorted(maps.Keys(d.Sources)) {
+			s, labels := d.Sources[kind], pairs(discoveryFailures.labels, kind)
+			b.count(discoveryFailures, labels, s.Failures, c.created)
+			b.add(discoveryFailing, labels, float64(s.Failing))
+			if !s.Good.IsZero() {
+				b.add(discoveryTime, labels, unix(s.Good))
+			}
+		}
+		b.count(peersReplaced, nil, d.Replaced, c.created)
 	}
 	b.add(pairCount, nil, float64(len(c.pairs)))
 	b.add(pairLimit, nil, float64(c.opt.MaxPairs))

@@ -39,8 +39,8 @@ var labelDocs = []struct{ name, text string }{
 	{"side", "`local`: this node, `remote`: the peer"},
 	{"counter", "the driver's own name of a counter"},
 	{"class", "what a counter's rise means, whatever the driver calls it: " + strings.Join(classNames(), ", ")},
-	{"state", "`ok`, `degraded`, `failing` or `unknown`"},
-	{"source", "what was read: `ports`"},
+	{"state", "`ok`, `degraded`, `failing` or `unknown`; or, of what is not probed, `self`, `drained`, `duplicate` or `unnamed`"},
+	{"source", "what was read: `ports`; or, where peers come from, `static`, `files`, `dns`, `hostlist` or `http`"},
 	{"sweep", "name of the sweep: its probe, or several joined by `+`"},
 	{"verdict", "`healthy`, `unhealthy` or `unknown`"},
 	{"kind", "`nic`, `node`, `rail`, `rack` or `pair`"},
@@ -253,7 +253,7 @@ func TestTable(t *testing.T) {
 
 // TestSeriesCount holds the documented formula against a real scrape: a daemon at its limit has no more series than it says.
 func TestSeriesCount(t *testing.T) {
-	e := newExporter(t, Options{MaxPairs: 4, Ports: &fakePorts{ports: twoPorts()}, Sessions: func() int { return 0 }})
+	e := newExporter(t, Options{MaxPairs: 4, Ports: &fakePorts{ports: twoPorts()}, Sessions: func() int { return 0 }, Discovery: discovered})
 	e.SetReload(nil)
 	e.Observe(failed(result("rtt", "n2"), probe.StageRun, probe.Timeout, probe.ScopePath))
 	for _, peer := range []string{"n2", "n3"} {

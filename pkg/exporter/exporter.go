@@ -49,9 +49,25 @@ type Options struct {
 	// ClassicHistograms adds buckets to rdmabench_latency_seconds for servers that don't scrape native histograms.
 	ClassicHistograms bool
 
-	Ports    PortSource   // nil: no metrics of ports
-	Sessions func() int   // sessions under way; nil: no such metric
-	Log      *slog.Logger // nil: none
+	Ports PortSource // nil: no metrics of ports
+	// Discovery tells where peers come from; nil: no metrics of that. It is called at each scrape.
+	Discovery func() Discovery
+	Sessions  func() int   // sessions under way; nil: no such metric
+	Log       *slog.Logger // nil: none
+}
+
+// Discovery is what is known of the sources of peers.
+type Discovery struct {
+	States   map[string]int    // members that are not probed, by why: self, drained, duplicate, unnamed
+	Sources  map[string]Source // by kind
+	Replaced float64           // times that another machine was found behind a peer's name
+}
+
+// Source sums up the sources of one kind.
+type Source struct {
+	Failures float64   // of reading one
+	Failing  int       // sources that can't be read now
+	Good     time.Time // when the one that has been failing longest could last be read; zero: never, or there is none
 }
 
 // PortSource reads the ports of this node, in the order to show them in. It must return when ctx ends. What it could read is

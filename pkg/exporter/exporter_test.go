@@ -277,7 +277,7 @@ func TestExposition(t *testing.T) {
 				ports := &fakePorts{ports: twoPorts()}
 				e := newExporter(t, Options{
 					NodeLabels: map[string]string{"rack": "r12", "2 bad-name": "x", "src": "no"}, Version: "0.2.0", Revision: "abc", Ports: ports,
-					Sessions: func() int { return 2 }, ClassicHistograms: classic,
+					Sessions: func() int { return 2 }, Discovery: discovered, ClassicHistograms: classic,
 				})
 				scenario(e)
 				pedantic := prometheus.NewPedanticRegistry()

@@ -87,8 +87,16 @@ var (
 		"1 if the last attempt to load the configuration succeeded, else 0 and the previous one is in use.")
 	reloadTime = define("config_last_reload_success_timestamp_seconds", gauge, perNode, 1, nil,
 		"When the configuration in use was loaded.")
-	peerCount = define("peers", gauge, perNode, 4, []string{"state"},
-		"Peers by state. Of the last sessions of all probes and ports with them: ok (every one gave figures), degraded (some failed, for a reason of the path or the peer), failing (all did), unknown (none is remembered, or only failures of this node).")
+	peerCount = define("peers", gauge, perNode, len(peerStates)+len(passiveStates), []string{"state"},
+		"Peers by state. Of the last sessions of all probes and ports with them: ok (every one gave figures), degraded (some failed, for a reason of the path or the peer), failing (all did), unknown (none is remembered, or only failures of this node). Not probed are: self (this node in the list), drained (label lame_duck, or its own wish), duplicate (its name or address is another's already), unnamed (an address from DNS whose node has never told its name).")
+	discoveryFailures = define("discovery_failures_total", counter, perNode, 5, []string{"source"},
+		"Times that a source of peers could not be read. What it told last stays in use.")
+	discoveryFailing = define("discovery_failing", gauge, perNode, 5, []string{"source"},
+		"Sources of peers that can't be read now.")
+	discoveryTime = define("discovery_last_success_timestamp_seconds", gauge, perNode, 5, []string{"source"},
+		"When sources of peers could last be read; of several of a kind, the one that could not for longest.")
+	peersReplaced = define("peer_replacements_total", counter, perNode, 1, nil,
+		"Times that another machine was found behind a peer's name, by its machine id and devices: what was measured before says nothing of it.")
 	sessionCount = define("sessions", gauge, perNode, 1, nil,
 		"Sessions under way with other nodes, in either role.")
 	pairCount = define("pairs", gauge, perNode, 1, nil,

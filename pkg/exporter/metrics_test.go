@@ -1,8 +1,11 @@
 package exporter
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -69,4 +72,33 @@ func ordered(l []*dto.LabelPair) bool {
 		}
 	}
 	return true
+}
+
+// discovered is what a discovery of tests tells.
+func discovered() Discovery {
+	return Discovery{
+		States: map[string]int{"self": 1, "drained": 2, "duplicate": 3}, Replaced: 1,
+		Sources: map[string]Source{
+			"static": {Good: time.Unix(1000, 0)}, "files": {Failures: 4, Failing: 1, Good: time.Unix(900, 0)}, "dns": {Failures: 2, Failing: 2}, "hostlist": {}, "http": {},
+		},
+	}
+}
+
+func TestDiscovery(t *testing.T) {
+	w := httptest.NewRecorder()
+	newExporter(t, Options{Discovery: discovered}).Handler(HandlerOptions{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	text := w.Body.String()
+	for _, line := range []string{
+		`rdmabench_peers{state="drained"} 2`, `rdmabench_peers{state="unnamed"} 0`, `rdmabench_peers{state="unknown"} 2`,
+		`rdmabench_discovery_failures_total{source="files"} 4`, `rdmabench_discovery_failures_total{source="http"} 0`,
+		`rdmabench_discovery_failing{source="dns"} 2`, `rdmabench_discovery_last_success_timestamp_seconds{source="files"} 900`,
+		`rdmabench_peer_replacements_total 1`,
+	} {
+		if !strings.Contains(text, "\n"+line+"\n") {
+			t.Errorf("no %s", line)
+		}
+	}
+	if strings.Contains(text, `rdmabench_discovery_last_success_timestamp_seconds{source="dns"}`) {
+		t.Error("a source that never answered has a time of its last answer")
+	}
 }

@@ -101,6 +101,9 @@ const (
 
 var peerStates = []peerState{peerOK, peerDegraded, peerFailing, peerUnknown}
 
+// passiveStates are those of members that are not probed, in [Discovery.States].
+var passiveStates = []string{"self", "drained", "duplicate", "unnamed"}
+
 // peers counts the configured peers by state. Failures of this node say nothing about them.
 func (m *memory) peers(configured map[string]bool) map[peerState]int {
 	type tally struct{ good, bad int }

@@ -394,7 +394,7 @@ type Report struct {
 	Err        error
 }
 
-// Once asks every source of a configuration once and returns what they told together and one by one.
+// Once asks every source of a configuration once, and nodes for their names if it has a way to, and returns what they told together and one by one.
 func Once(ctx context.Context, c Config, o Options) (View, []Report) {
 	d := New(o)
 	defer d.o.HTTP.CloseIdleConnections()
@@ -410,6 +410,20 @@ func Once(ctx context.Context, c Config, o Options) (View, []Report) {
 		}
 	}
 	_ = g.Wait() // none returns an error
+	d.mu.Lock()
+	d.refresh()
+	members := d.view.Members
+	d.mu.Unlock()
+	for _, m := range members {
+		if m.State == Unnamed && d.o.Ask != nil {
+			g.Go(func() error {
+				h, err := d.o.Ask(ctx, m.Address)
+				d.note(ctx, m.Address, h, err)
+				return nil
+			})
+		}
+	}
+	_ = g.Wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.refresh()

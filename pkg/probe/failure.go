@@ -53,7 +53,7 @@ func fromControl(stage Stage, err error) *failure {
 		}
 	case Unauthorized:
 		f.stage = StageAuth
-	case Busy, Paused:
+	case Busy:
 		f.skipped = true
 		f.reason = BusyPort
 	default:

@@ -57,7 +57,7 @@ func TestControlErrors(t *testing.T) {
 		{"another version", StageAdmit, peer(VersionSkew), StageConnect, VersionSkew, ScopePeer, false},
 		{"not allowed", StageAdmit, peer(Unauthorized), StageAuth, Unauthorized, ScopePeer, false},
 		{"busy", StageAdmit, peer(Busy), StageAdmit, BusyPort, ScopePeer, true},
-		{"paused", StageAdmit, peer(Paused), StageAdmit, BusyPort, ScopePeer, true},
+		{"paused", StageAdmit, peer(Paused), StageAdmit, Paused, ScopePeer, true},
 		{"ourselves", StageAdmit, peer(Self), StageAdmit, Self, ScopePeer, true},
 		{"its owner does not want it now", StageAdmit, peer(Blackout), StageAdmit, Blackout, ScopePeer, true},
 		{"no device there", StageAdmit, peer(PeerNoDevice), StageAdmit, PeerNoDevice, ScopePeer, false},
@@ -201,11 +201,7 @@ func TestFailuresCrossTheWire(t *testing.T) {
 		e := fail(StageSetup, r, ScopeLocal, "mlx5_0 port 1").toControl()
 		e.FromPeer = true
 		f := fromControl(StageAdmit, e)
-		want := r
-		if r == Paused {
-			want = BusyPort
-		}
-		if f.reason != want || f.scope != ScopePeer || !strings.Contains(f.detail, "mlx5_0 port 1") {
+		if f.reason != r || f.scope != ScopePeer || !strings.Contains(f.detail, "mlx5_0 port 1") {
 			t.Errorf("%s arrived as %s (%s): %s", r, f.reason, f.scope, f.detail)
 		}
 	}

@@ -43,6 +43,8 @@ type Progress struct {
 type Initiator struct {
 	Node   *Node
 	Client *control.Client
+	// Hello, if set, is asked instead of Client who is at an address, before a peer that was not met of late is probed.
+	Hello func(ctx context.Context, address string) (*control.Hello, error)
 	// OnProgress, if set, is called a few times a second while a run is under way.
 	OnProgress func(Progress)
 	// Tolerances, if set, gives those in force; else the defaults are.
@@ -179,12 +181,18 @@ func (i *Initiator) greet(ctx context.Context, port *LocalPort, to Target) *fail
 	if known && time.Since(last) < acquainted {
 		return nil
 	}
-	hello, err := i.Client.Hello(ctx, to.Address)
+	ask := i.Hello
+	if ask == nil {
+		ask = i.Client.Hello
+	}
+	hello, err := ask(ctx, to.Address)
 	switch {
 	case err != nil:
 		return i.unanswered(port, fromControl(StageAdmit, err))
 	case hello.Instance == i.Node.Instance:
 		return skip(StageAdmit, Self, ScopeLocal, "%s at %s is this process itself", to.Name, to.Address)
+	case hello.LameDuck:
+		return skip(StageAdmit, Paused, ScopePeer, "%s wishes to be left alone: it is a lame duck", to.Name)
 	}
 	return nil
 }

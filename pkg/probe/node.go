@@ -45,11 +45,14 @@ type Node struct {
 	GIDIndex func() int
 	// Environments, if set, gives results their fingerprint.
 	Environments *Environments
+	// LameDuck says whether this node wishes to be left alone; nil: it doesn't.
+	LameDuck func() bool
 	// Instance identifies this process in handshakes. NewNode makes it.
 	Instance string
 
 	host     string                   // boot id of this kernel
 	software func(device string) bool // isSoftware, but in tests
+	identity identity
 
 	mu      sync.Mutex
 	open    map[string]*verbs.Device

@@ -137,13 +137,13 @@ var Taints = []Taint{
 
 // SkipReasons lists the reasons a run is skipped for, for metrics that must exist before the first skip.
 var SkipReasons = []Reason{
-	BusyPort, ForeignTraffic, Blackout, Budget, GuardCommand, Overlap, Self, Incompatible, Cancelled, Shutdown,
+	BusyPort, ForeignTraffic, Blackout, Budget, GuardCommand, Overlap, Self, Incompatible, Cancelled, Shutdown, Paused,
 }
 
 // Reasons lists every Reason, for docs and tests.
 var Reasons = append([]Reason{
 	NoRDMA, NoDevice, DeviceRemoved, NoCharDevice, Permission, ProviderMissing, PortDown, PortInit, NoGID,
-	GIDNotAssigned, Memlock, ResourceLimit, OpUnsupported, TransportUnsupported, ClockFault, Paused,
+	GIDNotAssigned, Memlock, ResourceLimit, OpUnsupported, TransportUnsupported, ClockFault,
 	DNS, Refused, Unreachable, HandshakeTimeout, BadHandshake, VersionSkew, Unauthorized, Busy, PeerNoDevice,
 	PeerUnresponsive, GIDMismatch, MTUMismatch,
 	Timeout, RetryExceeded, RNRExceeded, RemoteAccess, RemoteOperation, LocalLength, LocalProtection, DataCorrupt, Loss,

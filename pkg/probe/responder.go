@@ -98,7 +98,7 @@ type response struct {
 
 // Hello says who answers here.
 func (r *Responder) Hello(context.Context) (*control.Hello, error) {
-	return &control.Hello{Minor: control.Minor, Instance: r.node.Instance, Node: r.node.Name}, nil
+	return r.node.hello(), nil
 }
 
 // Open admits a session and makes this end ready to answer.
@@ -113,6 +113,9 @@ func (r *Responder) Open(ctx context.Context, req *control.OpenRequest) (*contro
 	}
 	if req.Instance == r.node.Instance {
 		return nil, &control.Error{Reason: string(Self), Detail: "this is the asking process itself"}
+	}
+	if r.node.LameDuck != nil && r.node.LameDuck() {
+		return nil, &control.Error{Reason: string(Paused), Detail: r.node.Name + " is a lame duck"}
 	}
 	es := endpointSpec(kind, transport, op, false, 0, len(req.Endpoint.QPs), req.MaxMsg, req.RxDepth)
 	es.Memory.HugePages, es.Memory.Ring = req.Memory.HugePages, req.Memory.Ring
