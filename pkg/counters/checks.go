@@ -339,14 +339,14 @@ func (c *checker) numa() {
 	switch {
 	case n.Nodes != nil && *n.Nodes == 1:
 		ok, found = new(true), "one node"
+	case n.Node != nil && *n.Node < 0:
+		found = "the platform doesn't tell"
 	case n.Local != nil:
 		ok = n.Local
 		found = fmt.Sprintf("device on node %s (CPUs %s), this process on CPUs %s", or(n.Node, "%d", "?"), deref(n.CPUs), deref(n.Allowed))
 		if n.Distance != nil {
 			found += fmt.Sprintf(", distance %d", *n.Distance)
 		}
-	case n.Node != nil && *n.Node < 0:
-		found = "the platform doesn't tell"
 	case n.Node != nil:
 		found = fmt.Sprintf("device on node %d", *n.Node)
 	}

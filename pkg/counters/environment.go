@@ -92,8 +92,8 @@ type CPUState struct {
 	Governors    []string `json:"governors"`              // in use; nil if frequency can't be set here, as in most VMs
 	Preferences  []string `json:"energy_preferences"`     // of drivers that have them
 	CurKHz       *uint64  `json:"cur_khz"`                // slowest of a few
-	MaxKHz       *uint64  `json:"max_khz"`                // lowest ceiling
-	HardwareKHz  *uint64  `json:"hardware_max_khz"`       // what the hardware allows
+	MaxKHz       *uint64  `json:"max_khz"`                // ceiling of the CPU that is held back most
+	HardwareKHz  *uint64  `json:"hardware_max_khz"`       // what the hardware of that one allows
 	IdleState    *string  `json:"deepest_idle"`           // deepest sleep that is enabled
 	IdleExit     *int     `json:"deepest_idle_us"`        // time to wake from it, microseconds
 	CoreThrottle *uint64  `json:"core_throttle_count"`    // since boot, summed up

@@ -293,6 +293,28 @@ func TestEnvironmentsOfAllTrees(t *testing.T) {
 	}
 }
 
+// Cores that differ by nature are no fault, and a platform that doesn't tell a node is no reason to call all of them near.
+func TestEnvironmentOfUnevenMachine(t *testing.T) {
+	fs := goodHost(t)
+	files(t, fs.root, map[string]string{
+		"devices/system/cpu/cpu33/cpufreq/scaling_governor": "performance\n",
+		"devices/system/cpu/cpu33/cpufreq/scaling_max_freq": "2400000\n",
+		"devices/system/cpu/cpu33/cpufreq/cpuinfo_max_freq": "2400000\n",
+	})
+	if v := verdicts(environment(t, fs, "mlx5_0", 1)); v[CheckFrequency] != CheckOK {
+		t.Errorf("frequency of a slower core: %s", v[CheckFrequency])
+	}
+	files(t, fs.root, map[string]string{
+		"devices/system/cpu/cpu33/cpufreq/scaling_max_freq": "2000000\n",
+		pciDir + "/numa_node":                               "-1\n",
+		pciDir + "/local_cpulist":                           "0-63\n",
+	})
+	e := environment(t, fs, "mlx5_0", 1)
+	if v := verdicts(e); v[CheckFrequency] != CheckWarn || *e.CPU.MaxKHz != 2000000 || v[CheckNUMA] != CheckUnknown {
+		t.Errorf("%v %s", v, asJSON(t, e.CPU))
+	}
+}
+
 // A netdev that was renamed is found under its new name.
 func TestEnvironmentAfterRename(t *testing.T) {
 	fs := goodHost(t)

@@ -242,11 +242,7 @@ func (h *hostState) fill(e *Environment, near []int) {
 	}
 	c := CPUState{}
 	e.counting = nil
-	lowest := func(p **uint64, v *uint64) {
-		if v != nil && (*p == nil || *v < **p) {
-			*p = v
-		}
-	}
+	held := 0.0 // share of its frequency that the CPU in MaxKHz may use
 	for _, cpu := range h.cpus {
 		if len(near) > 0 && !slices.Contains(near, cpu.cpu) {
 			continue
@@ -260,9 +256,11 @@ func (h *hostState) fill(e *Environment, near []int) {
 				*t.list = append(*t.list, *t.text)
 			}
 		}
-		lowest(&c.MaxKHz, cpu.maxKHz)
-		if v := cpu.hardwareKHz; v != nil && (c.HardwareKHz == nil || *v > *c.HardwareKHz) {
-			c.HardwareKHz = v
+		// CPUs of one machine may differ in what they can: the one that is held back most counts.
+		if may, can := cpu.maxKHz, cpu.hardwareKHz; may != nil && can != nil && *can > 0 {
+			if ratio := float64(*may) / float64(*can); c.MaxKHz == nil || ratio < held {
+				held, c.MaxKHz, c.HardwareKHz = ratio, may, can
+			}
 		}
 		if v := cpu.throttle; v != nil {
 			e.counting = append(e.counting, cpu.cpu)
