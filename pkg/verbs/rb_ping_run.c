@@ -519,21 +519,25 @@ static void drain_events(struct rb_ping *p)
 		ibv_ack_cq_events(cq, 1);
 }
 
+/* A bell that was lost, as by a provider whose peer was restarted, must not make this end deaf. */
+enum { LONGEST_SLEEP_NS = 100000000 };
+
 /* Sleeps until something comes or the time has; the lock is free meanwhile. */
 static void doze(struct rb_ping *p, uint64_t next)
 {
 	struct pollfd fds[2] = { { .fd = p->wake, .events = POLLIN }, { .fd = p->channel->fd, .events = POLLIN } };
 	uint64_t now = rb_now_ns(), ns = next > now ? next - now : 0;
-	int for_ever = next == UINT64_MAX && !p->dying;
 	struct timespec t;
 
 	if (p->dying && ns > 10000000) /* for the completions that hold an address handle */
 		ns = 10000000;
+	if (ns > LONGEST_SLEEP_NS)
+		ns = LONGEST_SLEEP_NS;
 	t = (struct timespec){ .tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000) };
 	p->totals.sleeps++;
 	p->slept_wait_ns = waited(p);
 	pthread_mutex_unlock(&p->lock);
-	ppoll(fds, 2, for_ever ? NULL : &t, NULL); /* interrupted: the next turn sees to it */
+	ppoll(fds, 2, &t, NULL); /* interrupted: the next turn sees to it */
 	pthread_mutex_lock(&p->lock);
 	p->rung = fds[1].revents && !fds[0].revents;
 	if (fds[0].revents | fds[1].revents)
