@@ -23,6 +23,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"strconv"
 	"time"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/peers"
@@ -60,11 +61,30 @@ type Devices struct {
 	Include  []string // globs as in [path.Match]; default: all
 	Exclude  []string // likewise; wins over Include
 	GIDIndex int      // pinned GID; -1: chosen by content
+
+	// Rails are those of ports by "device" (of its port 1) or "device/port"; nil: by the order of the devices.
+	Rails map[string]int
 }
 
 // Use reports whether the device may be used.
 func (d Devices) Use(device string) bool {
 	return matchAny(d.Include, device) && !matchAny(d.Exclude, device)
+}
+
+// Rail returns the rail of a port, whose place among all ports of the node is auto. It is empty for one that a list of rails
+// leaves out.
+func (d Devices) Rail(device string, port, auto int) string {
+	if d.Rails == nil {
+		return strconv.Itoa(auto)
+	}
+	rail, ok := d.Rails[device+"/"+strconv.Itoa(port)]
+	if !ok && port == 1 {
+		rail, ok = d.Rails[device]
+	}
+	if !ok {
+		return ""
+	}
+	return strconv.Itoa(rail)
 }
 
 func matchAny(globs []string, name string) bool {

@@ -392,6 +392,25 @@ func TestDevicesUse(t *testing.T) {
 	}
 }
 
+func TestRails(t *testing.T) {
+	rail := func(c *Config, device string, port, auto int) string { return c.Devices.Rail(device, port, auto) }
+	for _, text := range []string{"", "devices: {rails: auto}"} {
+		if got := rail(mustParse(t, text, nil), "mlx5_3", 1, 7); got != "7" {
+			t.Errorf("%q: rail %q, want the place among the ports", text, got)
+		}
+	}
+	c := mustParse(t, "devices: {rails: {mlx5_0: 4, mlx5_3/1: 0, mlx5_3/2: 1}}", nil)
+	for _, tt := range []struct {
+		device string
+		port   int
+		want   string
+	}{{"mlx5_0", 1, "4"}, {"mlx5_0", 2, ""}, {"mlx5_3", 1, "0"}, {"mlx5_3", 2, "1"}, {"mlx5_4", 1, ""}} {
+		if got := rail(c, tt.device, tt.port, 7); got != tt.want {
+			t.Errorf("%s port %d: rail %q, want %q", tt.device, tt.port, got, tt.want)
+		}
+	}
+}
+
 func TestListenDefaults(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                          "127.0.0.1:18516",

@@ -51,7 +51,7 @@ func (c *Config) Effective() []byte {
 	}
 	doc := mapping(
 		"node", mapping("name", c.Node.Name, "labels", c.Node.Labels),
-		"devices", mapping("include", c.Devices.Include, "exclude", c.Devices.Exclude, "gid", gid),
+		"devices", mapping("include", c.Devices.Include, "exclude", c.Devices.Exclude, "gid", gid, "rails", c.Devices.rails()),
 		"control", mapping("listen", c.Control.Listen, "advertise", c.Control.Advertise, "insecure", c.Control.Insecure),
 		"limits", mapping("sessions", c.Limits.Sessions, "memory", formatSize(c.Limits.Memory),
 			"message", formatSize(int64(c.Limits.Message)), "lease", c.Limits.Lease),
@@ -116,6 +116,17 @@ func (p Probe) effective() tree {
 	m.add("retry_count", max(0, s.Retries), "rnr_retry", max(0, s.RNRRetry), "deadline", s.Deadline,
 		"pairing", p.effectivePairing())
 	return m
+}
+
+func (d Devices) rails() any {
+	if d.Rails == nil {
+		return "auto"
+	}
+	m := mapping()
+	for _, port := range slices.Sorted(maps.Keys(d.Rails)) {
+		m.add(port, d.Rails[port])
+	}
+	return m.flow()
 }
 
 // tree is a YAML node to be written; list a sequence of them.

@@ -29,6 +29,7 @@ const (
 	maxLabels     = 32
 	maxGlobs      = 256
 	maxSources    = 256 // of peers, of a kind
+	maxRail       = 255
 	maxProbes     = 256
 	maxSizes      = 64
 	maxMessage    = 1 << 30
@@ -95,7 +96,49 @@ func (d *decoder) readDevices(o *object, c *Config) {
 		// ibv_global_route.sgid_index has 8 bits.
 		o.integer("gid", 0, 255, "the field has 8 bits (auto chooses by content)", &c.Devices.GIDIndex)
 	}
-	o.done("rails")
+	o.rails(&c.Devices.Rails)
+	o.done()
+}
+
+var railPort = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}(/[1-9][0-9]{0,2})?$`)
+
+// rails reads the rails of ports: auto, or a number for each device or device/port.
+func (o *object) rails(dst *map[string]int) {
+	n := o.take("rails")
+	if n == nil {
+		return
+	}
+	if n = o.resolve(o.join("rails"), n); n == nil {
+		return
+	}
+	if n.Kind == yaml.ScalarNode {
+		if s, _, ok := o.get("rails"); ok && s != "auto" {
+			o.errorf(n, o.join("rails"), "%q is neither auto nor a list of devices with their rails, for instance {mlx5_0: 0, mlx5_3: 1}", clip(s, maxName))
+		}
+		return
+	}
+	r := o.object(o.join("rails"), n)
+	taken := map[int]string{}
+	for _, k := range r.keys {
+		rail := -1
+		switch r.integer(k.Value, 0, maxRail, "", &rail); {
+		case !railPort.MatchString(k.Value):
+			r.errorf(k, r.path, "%q is no device, nor device/port", clip(k.Value, maxName))
+		case rail < 0:
+			r.take(k.Value)
+			if !r.has(k.Value) {
+				r.errorf(k, r.join(k.Value), "missing; give the rail's number")
+			}
+		case taken[rail] != "":
+			r.errorf(r.at(k.Value), r.join(k.Value), "rail %d is that of %s; each port needs its own", rail, taken[rail])
+		default:
+			taken[rail] = k.Value
+			if *dst == nil {
+				*dst = map[string]int{}
+			}
+			(*dst)[k.Value] = rail
+		}
+	}
 }
 
 func (d *decoder) readControl(o *object, c *Config) {

@@ -86,6 +86,7 @@ func New(o Options) (*Daemon, error) {
 	d.node = probe.NewNode(cfg.Node.Name, gate, probe.NewMeter(d.counters), o.Log)
 	d.node.Use = d.use
 	d.node.Environments = probe.NewEnvironments(d.counters)
+	d.node.Rail = func(device string, port, auto int) string { return d.config().Devices.Rail(device, port, auto) }
 	d.node.GIDIndex = func() int { return d.config().Devices.GIDIndex }
 	d.responder = probe.NewResponder(d.node, limits(cfg))
 	d.node.LameDuck = func() bool { return peers.IsLameDuck(d.config().Node.Labels) }

@@ -47,6 +47,8 @@ type Node struct {
 	Environments *Environments
 	// LameDuck says whether this node wishes to be left alone; nil: it doesn't.
 	LameDuck func() bool
+	// Rail gives the rail of a port, whose place among all ports is auto.
+	Rail func(device string, port, auto int) string
 	// Instance identifies this process in handshakes. NewNode makes it.
 	Instance string
 
@@ -65,7 +67,8 @@ func NewNode(name string, gate Gate, meter Meter, log *slog.Logger) *Node {
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // empty: no peer is taken for this host
 	return &Node{
 		host: strings.TrimSpace(string(boot)), Name: name, Gate: gate, Meter: meter, Log: log, Instance: newID(),
-		Use: func(string) bool { return true }, GIDIndex: func() int { return -1 }, software: isSoftware, open: map[string]*verbs.Device{},
+		Use: func(string) bool { return true }, GIDIndex: func() int { return -1 },
+		Rail: func(_ string, _, auto int) string { return strconv.Itoa(auto) }, software: isSoftware, open: map[string]*verbs.Device{},
 	}
 }
 
@@ -120,14 +123,14 @@ func (n *Node) scan(only string) ([]LocalPort, error) {
 		dev, err := n.device(info.Name)
 		if err != nil {
 			if only == "" || only == info.Name {
-				out = append(out, LocalPort{Device: info.Name, Port: 1, Rail: strconv.Itoa(rail), Reason: openReason(err), Detail: err.Error()})
+				out = append(out, LocalPort{Device: info.Name, Port: 1, Rail: n.Rail(info.Name, 1, rail), Reason: openReason(err), Detail: err.Error()})
 			}
 			rail++
 			continue
 		}
 		for num := 1; num <= dev.Caps().Ports; num++ {
 			if only == "" || only == info.Name {
-				p := LocalPort{Device: info.Name, Port: num, Rail: strconv.Itoa(rail), dev: dev, software: n.software(info.Name)}
+				p := LocalPort{Device: info.Name, Port: num, Rail: n.Rail(info.Name, num, rail), dev: dev, software: n.software(info.Name)}
 				n.inspect(&p, info)
 				out = append(out, p)
 			}
