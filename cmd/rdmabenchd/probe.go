@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/config"
 	"github.com/rdmabenchd/rdmabenchd/pkg/control"
+	"github.com/rdmabenchd/rdmabenchd/pkg/daemon"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
@@ -113,6 +116,12 @@ func (f *probeFlags) run(ctx context.Context, env *environment) error {
 	log := env.logger()
 	node := oneShotNode(log, func(string) bool { return true }, f.gid)
 	defer node.Close()
+	watch := daemon.NewPortWatch(node, node.Use, slog.New(slog.DiscardHandler)) // lets a device go that an administrator removes
+	watching, stop := context.WithCancel(ctx)
+	var done sync.WaitGroup
+	done.Go(func() { _ = watch.Run(watching) })
+	defer done.Wait()
+	defer stop()
 	device, port, pickErr := f.pick(node)
 	if pickErr != nil && f.output != "json" {
 		return pickErr

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/alecthomas/kingpin/v2"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
@@ -37,8 +38,10 @@ func addRespond(app *kingpin.Application, add func(string, func(context.Context,
 	device := cmd.Flag("device", "Only this device.").Short('d').String()
 	add(cmd.FullCommand(), func(ctx context.Context, env *environment) error {
 		log := env.logger()
-		node := oneShotNode(log, func(d string) bool { return *device == "" || d == *device }, -1)
+		use := func(d string) bool { return *device == "" || d == *device }
+		node := oneShotNode(log, use, -1)
 		defer node.Close()
+		watch := daemon.NewPortWatch(node, use, log)
 		if err := anyUsable(node); err != nil {
 			return err
 		}
@@ -50,7 +53,10 @@ func addRespond(app *kingpin.Application, add func(string, func(context.Context,
 		defer r.Shutdown()
 		log.Info("answering probes; interrupt to end", slog.String("address", l.Addr().String()))
 		s := control.Server{Service: r, Log: log, Guard: control.AddressGuard(func(string) bool { return true })}
-		return s.Serve(ctx, l)
+		g, ctx := errgroup.WithContext(ctx)
+		g.Go(func() error { return watch.Run(ctx) })
+		g.Go(func() error { return s.Serve(ctx, l) })
+		return g.Wait()
 	})
 }
 

@@ -53,7 +53,7 @@ type Daemon struct {
 	listener  net.Listener
 	probe     func(ctx context.Context, s probe.Spec, to probe.Target, device string, port int) *probe.Result // an Initiator's Probe
 	light     *semaphore.Weighted                                                                             // bounds the light probes under way, and with them threads
-	known     knownPorts
+	known     *PortWatch
 	journal   journal
 	sweeps    *sweeper.Runner
 	web       *sweeper.Web
@@ -88,6 +88,7 @@ func New(o Options) (*Daemon, error) {
 	d.node.Environments = probe.NewEnvironments(d.counters)
 	d.node.Rail = func(device string, port, auto int) string { return d.config().Devices.Rail(device, port, auto) }
 	d.node.GIDIndex = func() int { return d.config().Devices.GIDIndex }
+	d.known = NewPortWatch(d.node, d.use, o.Log)
 	d.responder = probe.NewResponder(d.node, limits(cfg))
 	d.node.LameDuck = func() bool { return peers.IsLameDuck(d.config().Node.Labels) }
 	d.peers = peers.New(peers.Options{
@@ -99,7 +100,7 @@ func New(o Options) (*Daemon, error) {
 	}).Probe
 	d.exporter, err = exporter.New(exporter.Options{
 		Node: cfg.Node.Name, NodeLabels: cfg.Node.Labels, Version: o.Version, Revision: o.Revision, ClassicHistograms: o.ClassicHistograms,
-		Ports: &ports{node: d.node, fs: d.counters, filter: d.filter}, Sessions: d.responder.Sessions, Discovery: d.discovery, Log: o.Log,
+		Ports: &ports{node: d.node, fs: d.counters, filter: d.filter, watch: d.known}, Sessions: d.responder.Sessions, Discovery: d.discovery, Log: o.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -222,7 +223,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.peers.Run(ctx) })
 	g.Go(func() error { return d.guard.run(ctx) })
-	g.Go(func() error { return d.watchPorts(ctx) })
+	g.Go(func() error { return d.known.Run(ctx) })
 	g.Go(func() error { return d.watchEnvironment(ctx) })
 	g.Go(func() error {
 		s := control.Server{Service: d.responder, Sweeper: d.sweeps, Guard: control.AddressGuard(d.guard.allowed), Log: d.log}
@@ -242,7 +243,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 // describe says once, at start, what there is.
 func (d *Daemon) describe() {
 	cfg := d.config()
-	d.lookAtPorts()
+	d.known.look()
 	d.log.Info("started", slog.String("node", cfg.Node.Name), slog.String("control", d.listener.Addr().String()), slog.Int("peers", len(d.fleet().peers)),
 		slog.Int("probes", len(cfg.Probes)), slog.Int("ports", len(d.known.list())))
 }

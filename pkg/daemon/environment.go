@@ -28,7 +28,7 @@ func (d *Daemon) watchEnvironment(ctx context.Context) error {
 func (d *Daemon) lookAtEnvironment(ctx context.Context) {
 	ports, err := d.node.Ports()
 	if err != nil {
-		return // lookAtPorts says so
+		return // the watch says so
 	}
 	changes, err := d.node.Environments.Refresh(ctx, ports)
 	if err != nil && ctx.Err() == nil {

@@ -30,7 +30,7 @@ func bare(t *testing.T, text string, run func(ctx context.Context, s probe.Spec,
 	}
 	log := slog.New(slog.DiscardHandler)
 	d := &Daemon{log: log, cfg: cfg, all: newFleet(cfg.Node, cfg.Peers.Static), light: semaphore.NewWeighted(maxLight), journal: journal{log: log}}
-	d.known.ports = []portName{{"rail0", 1}, {"rail1", 1}}
+	d.known = &PortWatch{ports: []portName{{"rail0", 1}, {"rail1", 1}}}
 	if d.exporter, err = exporter.New(exporter.Options{Node: cfg.Node.Name}); err != nil {
 		t.Fatal(err)
 	}

@@ -118,6 +118,7 @@ func (c collector) collectPorts(b *batch) {
 		if p.Up != nil {
 			b.add(portUp, labels, truth(*p.Up))
 		}
+		b.count(portFlaps, labels, float64(p.Flaps), c.created)
 		b.maybe(portRate, labels, p.RateBytesPerSecond)
 		if !devices[device] {
 			devices[device] = true

@@ -87,6 +87,7 @@ type PortState struct {
 
 	Up                 *bool // state is ACTIVE
 	RateBytesPerSecond *float64
+	Flaps              uint64 // times it went down
 
 	Rail      string
 	LinkLayer string

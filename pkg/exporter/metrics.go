@@ -118,6 +118,8 @@ var (
 		"Always 1, and only there while the port can't be used, for this reason.")
 	portUp = define("port_up", gauge, perPort, 1, portLabels,
 		"1 if the port is ACTIVE, else 0.")
+	portFlaps = define("port_flaps_total", counter, perPort, 1, portLabels,
+		"Times that the port went down while the daemon ran, short ones included.")
 	portRate = define("port_rate_bytes_per_second", gauge, perPort, 1, portLabels,
 		"Line rate of the port, where the driver tells the truth about it.")
 	portCounter = define("port_counters_total", counter, perPortCounter, 1, also(portLabels, "counter"),

@@ -149,12 +149,18 @@ func (i *Initiator) attempt(ctx context.Context, spec Spec, to Target, r *Result
 
 	ctx, cancel := context.WithTimeoutCause(ctx, spec.Deadline, errDeadline)
 	defer cancel()
+	ctx, done := port.whileThere(ctx)
+	defer done()
 	s := &initiation{i: i, spec: spec, to: to, port: port, r: r}
 	defer s.teardown(ctx)
-	if f, retry := s.open(ctx); f != nil {
-		return f, retry
+	f, retry = s.open(ctx)
+	if f == nil {
+		f = s.runs(ctx)
 	}
-	return s.runs(ctx), 0
+	if f != nil && errors.Is(context.Cause(ctx), errRemoved) { // whatever that looked like
+		return fail(f.stage, DeviceRemoved, ScopeLocal, "%s was removed or failed during the session (%s: %s)", r.Device, f.reason, f.detail), 0
+	}
+	return f, retry
 }
 
 var errDeadline = errors.New("the session's deadline passed")

@@ -10,7 +10,7 @@ import (
 )
 
 // meterTime bounds a snapshot: a driver that hangs must not hold up the barrier.
-const meterTime = time.Second
+const meterTime = 3 * time.Second
 
 // counterMeter is the Meter over this host's counters.
 type counterMeter struct{ fs *counters.FS }

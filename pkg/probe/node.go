@@ -56,10 +56,15 @@ type Node struct {
 	software func(device string) bool // isSoftware, but in tests
 	identity identity
 
-	mu      sync.Mutex
-	open    map[string]*verbs.Device
-	pingers map[string]*pinger // by port
-	heavy   map[string]int     // heavy probes on a port now
+	// OnEvent, if set before the first device is opened, is told what happens to devices by itself. It must not wait.
+	OnEvent func(device string, e verbs.Event)
+
+	mu         sync.Mutex
+	open       map[string]*openDevice
+	background sync.WaitGroup
+	closed     chan struct{}
+	pingers    map[string]*pinger // by port
+	heavy      map[string]int     // heavy probes on a port now
 }
 
 // NewNode returns a Node that may use every device. Close it.
@@ -68,7 +73,7 @@ func NewNode(name string, gate Gate, meter Meter, log *slog.Logger) *Node {
 	return &Node{
 		host: strings.TrimSpace(string(boot)), Name: name, Gate: gate, Meter: meter, Log: log, Instance: newID(),
 		Use: func(string) bool { return true }, GIDIndex: func() int { return -1 },
-		Rail: func(_ string, _, auto int) string { return strconv.Itoa(auto) }, software: isSoftware, open: map[string]*verbs.Device{},
+		Rail: func(_ string, _, auto int) string { return strconv.Itoa(auto) }, software: isSoftware, open: map[string]*openDevice{}, closed: make(chan struct{}),
 	}
 }
 
@@ -87,6 +92,7 @@ func newID() string {
 // LocalPort is one port of this host.
 type LocalPort struct {
 	Device string
+	ID     uint64 // of this registration of the device, see verbs.DeviceInfo
 	Port   int
 	Rail   string
 	State  verbs.Port
@@ -96,7 +102,7 @@ type LocalPort struct {
 	Reason Reason
 	Detail string
 
-	dev      *verbs.Device
+	dev      *openDevice
 	software bool // no PCI function behind it: this CPU moves the packets
 	iwarp    bool // only rdma_cm can connect its queue pairs; GIDs are addresses of its interface
 }
@@ -120,17 +126,17 @@ func (n *Node) scan(only string) ([]LocalPort, error) {
 	var out []LocalPort
 	rail := 0
 	for _, info := range list {
-		dev, err := n.device(info.Name)
+		dev, err := n.device(info)
 		if err != nil {
 			if only == "" || only == info.Name {
-				out = append(out, LocalPort{Device: info.Name, Port: 1, Rail: n.Rail(info.Name, 1, rail), Reason: openReason(err), Detail: err.Error()})
+				out = append(out, LocalPort{Device: info.Name, ID: info.ID, Port: 1, Rail: n.Rail(info.Name, 1, rail), Reason: openReason(err), Detail: err.Error()})
 			}
 			rail++
 			continue
 		}
 		for num := 1; num <= dev.Caps().Ports; num++ {
 			if only == "" || only == info.Name {
-				p := LocalPort{Device: info.Name, Port: num, Rail: n.Rail(info.Name, num, rail), dev: dev, software: n.software(info.Name)}
+				p := LocalPort{Device: info.Name, ID: info.ID, Port: num, Rail: n.Rail(info.Name, num, rail), dev: dev, software: n.software(info.Name)}
 				n.inspect(&p, info)
 				out = append(out, p)
 			}
@@ -204,63 +210,6 @@ func MissingReason(device string) Reason {
 		return NoCharDevice
 	}
 	return ProviderMissing
-}
-
-func (n *Node) device(name string) (*verbs.Device, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if d := n.open[name]; d != nil {
-		return d, nil
-	}
-	d, err := verbs.Open(name)
-	if err == nil {
-		n.open[name] = d
-	}
-	return d, err
-}
-
-// forget closes devices that are no longer listed.
-func (n *Node) forget(list []verbs.DeviceInfo) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for name := range n.open {
-		if !slices.ContainsFunc(list, func(d verbs.DeviceInfo) bool { return d.Name == name }) {
-			n.closeLocked(name)
-		}
-	}
-}
-
-func (n *Node) drop(name string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.closeLocked(name)
-}
-
-// closeLocked closes a device; one whose endpoints are still being freed is tried again at the next look.
-func (n *Node) closeLocked(name string) {
-	d := n.open[name]
-	if d == nil {
-		return
-	}
-	n.endPingersLocked(name)
-	if err := d.Close(); err != nil {
-		n.Log.Debug("device not closed yet", slog.String("device", name), slog.Any("err", err))
-		return
-	}
-	delete(n.open, name)
-}
-
-// Close closes the devices. Sessions must have ended.
-func (n *Node) Close() error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var errs []error
-	n.endPingersLocked("")
-	for name, d := range n.open {
-		errs = append(errs, d.Close())
-		delete(n.open, name)
-	}
-	return errors.Join(errs...)
 }
 
 func openReason(err error) Reason {

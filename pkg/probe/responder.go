@@ -87,6 +87,7 @@ type response struct {
 	memory  int64
 	heavy   bool // whatever the initiator says, what fills the link does not share it
 	release func()
+	unwatch func() bool // nil until there is a port
 
 	calls sync.Mutex // one call of a session at a time
 	ep    *verbs.Endpoint
@@ -194,6 +195,7 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 		}
 	}
 	s.port, s.release, s.gid = port, release, -1
+	s.unwatch = context.AfterFunc(port.dev.gone, func() { s.end("device removed") })
 	es.Port = port.Port
 	es.RDMACM = s.req.RDMACM
 	es.Memory = port.memory(s.req.Memory, Kind(s.req.Kind), es.Op)
@@ -466,6 +468,9 @@ func (s *response) end(why string) {
 	}
 	s.ended = true
 	s.expiry.Stop()
+	if s.unwatch != nil {
+		s.unwatch()
+	}
 	if s.ep != nil {
 		if err := s.ep.Close(); err != nil {
 			s.log.Warn("endpoint not freed cleanly", slog.Any("err", err))

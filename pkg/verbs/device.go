@@ -7,6 +7,7 @@ package verbs
 import "C"
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -56,6 +57,7 @@ func Devices() ([]DeviceInfo, error) {
 		d := &list[i]
 		out[i] = DeviceInfo{
 			Name:     C.GoString(&d.name[0]),
+			ID:       uint64(d.id),
 			NodeGUID: uint64(d.node_guid),
 			IWARP:    d.transport == C.IBV_TRANSPORT_IWARP,
 		}
@@ -69,8 +71,11 @@ type Device struct {
 	caps Caps
 
 	endpoints atomic.Int32
+	watchers  sync.WaitGroup   // of events
 	mu        sync.RWMutex     // Close takes it for writing
 	c         *C.struct_rb_dev // nil once closed
+	closing   context.Context  // ends the watchers; nil while there was none
+	stopWatch context.CancelFunc
 }
 
 // Open opens a device by its verbs name and reads its limits.
@@ -108,6 +113,7 @@ func (d *Device) Close() error {
 	if n := d.endpoints.Load(); n > 0 {
 		return fmt.Errorf("%s: close device: %d endpoints are still open", d.name, n)
 	}
+	d.unwatch()
 	c := d.c
 	d.c = nil
 	return opError("close device", d.name, C.rb_close(c))

@@ -14,6 +14,7 @@
 
 struct rb_dev_info {
 	char name[IBV_SYSFS_NAME_MAX];
+	uint64_t id;        /* of this registration of the device; 0: not known */
 	uint64_t node_guid; /* host order */
 	int node_type;      /* enum ibv_node_type */
 	int transport;      /* enum ibv_transport_type */
@@ -57,6 +58,19 @@ int rb_query_port(struct rb_dev *d, int port, struct rb_port *out);
 /* Fills at most cap non-zero entries, in index order. */
 int rb_query_gids(struct rb_dev *d, int port, struct rb_gid *out, int cap, int *n);
 int rb_query_pkey(struct rb_dev *d, int port, int index, uint16_t *out);
+
+/* ---- events ---- */
+
+struct rb_event {
+	int type; /* enum ibv_event_type */
+	int port; /* 0: of the device, or of one of its objects */
+};
+
+struct ibv_context *rb_dev_context(struct rb_dev *d);
+/* Makes the queue of asynchronous events non-blocking and returns a descriptor of its own to poll, or -errno. */
+int rb_event_fd(struct rb_dev *d);
+/* Takes one event off the queue and acknowledges it. -EAGAIN: there is none. */
+int rb_event_get(struct rb_dev *d, struct rb_event *out);
 
 /* ---- endpoints ---- */
 

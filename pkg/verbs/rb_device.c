@@ -3,18 +3,49 @@
 #include <arpa/inet.h>
 #include <endian.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 struct rb_dev {
 	struct ibv_context *ctx;
 };
 
 /* The endpoint code needs the context and nothing else. */
-struct ibv_context *rb_dev_context(struct rb_dev *d);
 struct ibv_context *rb_dev_context(struct rb_dev *d) { return d->ctx; }
 
 static int neg_errno(void) { return errno ? -errno : -EIO; }
+
+/* The name as it is now: libibverbs keeps the one that the device had when this process first saw it. */
+static void present_name(struct ibv_device *dev, char *out, size_t size)
+{
+	char path[sizeof "/sys/class/infiniband_verbs//ibdev" + IBV_SYSFS_NAME_MAX];
+	FILE *f;
+
+	snprintf(out, size, "%s", ibv_get_device_name(dev));
+	snprintf(path, sizeof path, "/sys/class/infiniband_verbs/%.*s/ibdev", IBV_SYSFS_NAME_MAX - 1, dev->dev_name);
+	f = fopen(path, "re");
+	if (!f)
+		return;
+	char line[IBV_SYSFS_NAME_MAX];
+	if (fgets(line, sizeof line, f)) {
+		line[strcspn(line, "\n")] = 0;
+		if (line[0])
+			snprintf(out, size, "%s", line);
+	}
+	fclose(f);
+}
+
+/* sysfs gives every directory that it makes a number of its own. */
+static uint64_t registration(struct ibv_device *dev)
+{
+	char path[sizeof "/sys/class/infiniband_verbs/" + IBV_SYSFS_NAME_MAX];
+	struct stat st;
+
+	snprintf(path, sizeof path, "/sys/class/infiniband_verbs/%.*s", IBV_SYSFS_NAME_MAX - 1, dev->dev_name);
+	return stat(path, &st) ? 0 : (uint64_t)st.st_ino;
+}
 
 int rb_list(struct rb_dev_info *out, int cap, int *n)
 {
@@ -28,7 +59,8 @@ int rb_list(struct rb_dev_info *out, int cap, int *n)
 	*n = have < cap ? have : cap;
 	for (int i = 0; i < *n; i++) {
 		memset(&out[i], 0, sizeof out[i]);
-		strncpy(out[i].name, ibv_get_device_name(list[i]), sizeof out[i].name - 1);
+		present_name(list[i], out[i].name, sizeof out[i].name);
+		out[i].id = registration(list[i]);
 		out[i].node_guid = be64toh(ibv_get_device_guid(list[i]));
 		out[i].node_type = list[i]->node_type;
 		out[i].transport = list[i]->transport_type;
@@ -48,8 +80,10 @@ int rb_open(const char *name, struct rb_dev **out)
 		return neg_errno();
 	for (int i = 0; i < have; i++) {
 		struct rb_dev *d;
+		char now[IBV_SYSFS_NAME_MAX];
 
-		if (strcmp(ibv_get_device_name(list[i]), name) != 0)
+		present_name(list[i], now, sizeof now);
+		if (strcmp(now, name) != 0)
 			continue;
 		d = calloc(1, sizeof *d);
 		if (!d) {

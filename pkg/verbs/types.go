@@ -73,6 +73,7 @@ const (
 // DeviceInfo is one entry of the device list.
 type DeviceInfo struct {
 	Name     string
+	ID       uint64 // stays when the device is renamed, and is another one's if the device is removed and made again; 0: not known
 	NodeGUID uint64
 	IWARP    bool // queue pairs can only be connected through rdma_cm
 }
