@@ -1,10 +1,8 @@
 package probe
 
 import (
-	"context"
 	"slices"
 
-	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 )
 
@@ -79,32 +77,4 @@ func union[T comparable](a, b []T) []T {
 		}
 	}
 	return a
-}
-
-// spoils are the checks of an end's environment that taint figures taken there.
-var spoils = map[counters.CheckName]Taint{
-	counters.CheckLinkRate: TaintLinkDegraded, counters.CheckPCIeWidth: TaintPCIeDegraded, counters.CheckPCIeSpeed: TaintPCIeDegraded,
-	counters.CheckThrottle: TaintCPUThrottled, counters.CheckFrequency: TaintCPUThrottled,
-}
-
-// conditions are what an environment has against figures.
-func conditions(env *counters.Environment) []control.Condition {
-	out := []control.Condition{}
-	if env == nil {
-		return out
-	}
-	for _, c := range env.Checks() {
-		if t, ok := spoils[c.Name]; ok && c.Verdict == counters.CheckWarn {
-			out = append(out, control.Condition{Taint: string(t), Check: string(c.Name), Detail: "found " + c.Found + ", expected " + c.Expected})
-		}
-	}
-	return out
-}
-
-// under adds to the evidence of an end what its environment says.
-func (n *Node) under(ctx context.Context, p *LocalPort, e *EndEvidence) *EndEvidence {
-	if e != nil {
-		e.Conditions = union(e.Conditions, conditions(n.Environments.Of(ctx, p)))
-	}
-	return e
 }

@@ -383,7 +383,7 @@ func (s *initiation) run(ctx context.Context, size int, last bool) (*Run, *failu
 	stop := s.i.Node.meter(ctx, s.port)
 	rs.Iterations, rs.Duration = uint64(s.spec.Iterations), s.spec.Duration
 	res, f := s.loop(ctx, rs)
-	s.r.Evidence.Local = s.r.Evidence.Local.add(s.i.Node.under(ctx, s.port, stop(ctx)))
+	s.r.Evidence.Local = s.r.Evidence.Local.add(stop(ctx))
 	if f != nil {
 		return nil, f
 	}

@@ -411,7 +411,7 @@ func (r *Responder) Finish(ctx context.Context, id string, req *control.FinishRe
 		s.loop = nil
 	}
 	if s.meter != nil {
-		rep.Evidence = wireEvidence(r.node.under(ctx, s.port, s.meter(ctx)))
+		rep.Evidence = wireEvidence(s.meter(ctx))
 		s.meter = nil
 	}
 	if req.Failed {

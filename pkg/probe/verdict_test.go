@@ -204,16 +204,3 @@ func TestOwnTraffic(t *testing.T) {
 		})
 	}
 }
-
-// A link below its rate is held against the figures; what can't be told, or does no harm, is not.
-func TestConditionsOfAnEnvironment(t *testing.T) {
-	env := &counters.Environment{Visible: true, Link: counters.LinkState{RateGbps: new(100.0), MaxGbps: new(400.0)}}
-	want := []control.Condition{{Taint: "link-degraded", Check: "link-rate", Detail: "found 100 Gb/s, expected 400 Gb/s"}}
-	if diff := cmp.Diff(want, conditions(env)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	env.Link.MaxGbps = nil
-	if got := conditions(env); len(got) != 0 || len(conditions(nil)) != 0 {
-		t.Errorf("of nothing known: %v", got)
-	}
-}
