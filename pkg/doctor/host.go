@@ -118,7 +118,7 @@ func (e *examination) devices() {
 			continue
 		}
 		seen[p.device] = true
-		node := uverbsNode(p.device)
+		node := probe.CharDevice(p.device)
 		found := "opened"
 		if node != "" {
 			found = describeNode(node)
@@ -167,17 +167,6 @@ func groups() []int {
 		return nil
 	}
 	return g
-}
-
-// uverbsNode finds the character device of an RDMA device; empty if sysfs has none.
-func uverbsNode(device string) string {
-	names, _ := filepath.Glob("/sys/class/infiniband_verbs/uverbs*/ibdev") // the pattern is well-formed
-	for _, n := range names {
-		if text, err := os.ReadFile(n); err == nil && strings.TrimSpace(string(text)) == device {
-			return "/dev/infiniband/" + filepath.Base(filepath.Dir(n))
-		}
-	}
-	return ""
 }
 
 func describeNode(node string) string {

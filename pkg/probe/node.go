@@ -129,7 +129,8 @@ func (n *Node) scan(only string) ([]LocalPort, error) {
 		dev, err := n.device(info)
 		if err != nil {
 			if only == "" || only == info.Name {
-				out = append(out, LocalPort{Device: info.Name, ID: info.ID, Port: 1, Rail: n.Rail(info.Name, 1, rail), Reason: openReason(err), Detail: err.Error()})
+				reason, detail := openFailure(info.Name, err)
+				out = append(out, LocalPort{Device: info.Name, ID: info.ID, Port: 1, Rail: n.Rail(info.Name, 1, rail), Reason: reason, Detail: detail})
 			}
 			rail++
 			continue
@@ -228,6 +229,32 @@ func openReason(err error) Reason {
 func isSoftware(device string) bool {
 	_, err := os.Stat(filepath.Join("/sys/class/infiniband", device, "device"))
 	return err != nil
+}
+
+// openFailure says why a device could not be opened. libibverbs reports a node that may not be opened as one that is not
+// there, after a second attempt by another way: so the node itself is asked.
+func openFailure(device string, err error) (Reason, string) {
+	reason := openReason(err)
+	if node := CharDevice(device); reason == NoCharDevice && node != "" {
+		f, own := os.OpenFile(node, os.O_RDWR, 0)
+		if own == nil {
+			f.Close()
+		} else if openReason(own) == Permission {
+			return Permission, fmt.Sprintf("%s: %s", device, own)
+		}
+	}
+	return reason, err.Error()
+}
+
+// CharDevice is the node by which a device is opened, whether it exists or not; empty if sysfs names none.
+func CharDevice(device string) string {
+	names, _ := filepath.Glob("/sys/class/infiniband_verbs/uverbs*/ibdev") // the pattern is well-formed
+	for _, n := range names {
+		if text, err := os.ReadFile(n); err == nil && strings.TrimSpace(string(text)) == device {
+			return "/dev/infiniband/" + filepath.Base(filepath.Dir(n))
+		}
+	}
+	return ""
 }
 
 // compareNatural orders mlx5_2 before mlx5_10.
