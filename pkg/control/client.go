@@ -106,8 +106,9 @@ func (s *Session) Run(ctx context.Context, r RunRequest) error {
 }
 
 // Mark is the barrier before the timed part.
-func (s *Session) Mark(ctx context.Context) error {
-	return s.call(ctx, http.MethodPost, s.path("/mark"), nil, nil, false)
+func (s *Session) Mark(ctx context.Context) (*MarkReply, error) {
+	var rep MarkReply
+	return &rep, s.call(ctx, http.MethodPost, s.path("/mark"), nil, &rep, false)
 }
 
 // Finish is the barrier after the timed part.

@@ -44,7 +44,7 @@ func TestSession(t *testing.T) {
 	if err := s.Run(t.Context(), RunRequest{Size: 4096}); err != nil {
 		t.Error(err)
 	}
-	if err := s.Mark(t.Context()); err != nil {
+	if _, err := s.Mark(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if err := s.Renew(t.Context()); err != nil {

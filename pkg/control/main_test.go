@@ -75,8 +75,8 @@ func (f *fakeService) Run(ctx context.Context, id string, r *RunRequest) error {
 	return f.called(ctx, "run", id, r)
 }
 
-func (f *fakeService) Mark(ctx context.Context, id string) error {
-	return f.called(ctx, "mark", id, nil)
+func (f *fakeService) Mark(ctx context.Context, id string) (*MarkReply, error) {
+	return &MarkReply{Clock: 1}, f.called(ctx, "mark", id, nil)
 }
 
 func (f *fakeService) Finish(ctx context.Context, id string, r *FinishRequest) (*FinishReply, error) {

@@ -35,7 +35,7 @@ type Service interface {
 	Ping(ctx context.Context, r *PingRequest) (*PingReply, error)
 	Open(ctx context.Context, r *OpenRequest) (*OpenReply, error)
 	Run(ctx context.Context, id string, r *RunRequest) error
-	Mark(ctx context.Context, id string) error
+	Mark(ctx context.Context, id string) (*MarkReply, error)
 	Finish(ctx context.Context, id string, r *FinishRequest) (*FinishReply, error)
 	Renew(ctx context.Context, id string) error
 	Close(ctx context.Context, id string) error
@@ -100,7 +100,7 @@ func (s *Server) handler() http.Handler {
 		return nil, s.Service.Run(ctx, id, &r)
 	}))
 	mux.HandleFunc("POST /v1/sessions/{id}/mark", s.call(func(ctx context.Context, id string, _ []byte) (any, error) {
-		return nil, s.Service.Mark(ctx, id)
+		return s.Service.Mark(ctx, id)
 	}))
 	mux.HandleFunc("POST /v1/sessions/{id}/finish", s.call(func(ctx context.Context, id string, body []byte) (any, error) {
 		var r FinishRequest

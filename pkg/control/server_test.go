@@ -427,7 +427,7 @@ func TestShutdown(t *testing.T) {
 				stop := start(t, server(f), p)
 				c := p.client()
 				replied := make(chan error)
-				go func() { replied <- (&Session{c: c, addr: "peer:1", id: "0f"}).Mark(t.Context()) }()
+				go func() { _, err := (&Session{c: c, addr: "peer:1", id: "0f"}).Mark(t.Context()); replied <- err }()
 				<-under
 				began := time.Now()
 				stopped := make(chan struct{})

@@ -190,7 +190,9 @@ type OpenRequest struct {
 
 	Memory Memory `json:"memory,omitzero"`
 	// RDMACM asks the responder to listen for the queue pairs' connections instead of making them by their addresses.
-	RDMACM bool `json:"rdma_cm,omitempty"`
+	RDMACM bool   `json:"rdma_cm,omitempty"`
+	Shape  Shape  `json:"shape,omitzero"`
+	PKey   uint16 `json:"pkey,omitempty"` // by value; 0: the one at index 0
 
 	GIDs     []GID    `json:"gids"` // usable ones, best first; empty on InfiniBand without GRH
 	Endpoint Endpoint `json:"endpoint"`
@@ -225,6 +227,22 @@ type Memory struct {
 	StrictOrdering bool `json:"strict_ordering,omitempty"`
 }
 
+// Shape is what a session is beyond messages from the initiator to the responder, one like the other.
+type Shape struct {
+	Bidirectional bool    `json:"bidirectional,omitempty"`
+	Reverse       bool    `json:"reverse,omitempty"` // the responder sends, the initiator does not
+	Mixed         int     `json:"mixed,omitempty"`   // reads in 1000 messages, the others write
+	Verify        bool    `json:"verify,omitempty"`
+	Events        bool    `json:"events,omitempty"`
+	Threads       int     `json:"threads,omitempty"` // 0: one
+	Rate          float64 `json:"rate,omitempty"`    // payload bytes per second that an end sends at most; 0: no limit
+	// Of a responder that sends; 0 stands for 1.
+	TxDepth  int `json:"tx_depth,omitempty"`
+	CQMod    int `json:"cq_mod,omitempty"`
+	PostList int `json:"post_list,omitempty"`
+	Inline   int `json:"inline,omitempty"`
+}
+
 // MemoryGot is what an end's buffer turned out to be.
 type MemoryGot struct {
 	Kind            string `json:"kind"`
@@ -238,18 +256,33 @@ type RunRequest struct {
 	Size int `json:"size"`
 }
 
+// MarkReply is the responder at the barrier before the timed part.
+type MarkReply struct {
+	Clock float64 `json:"clock"` // seconds, of its monotonic clock
+}
+
 // FinishRequest ends the timed part. Sent is how many messages the initiator posted since the RunRequest. After a failed run
 // the responder looks for the cause on its end.
 type FinishRequest struct {
 	Sent   uint64 `json:"sent"`
 	Failed bool   `json:"failed,omitempty"`
 	Last   bool   `json:"last,omitempty"` // the session is over; frees it like a DELETE
+
+	// The window, in seconds of the responder's clock, over which what it sent is to be counted.
+	From float64 `json:"from,omitempty"`
+	To   float64 `json:"to,omitempty"`
 }
 
 // FinishReply is what the responder saw.
 type FinishReply struct {
-	Received   *uint64   `json:"received,omitempty"` // messages since the RunRequest; nil: the op does not show
-	Rate       *float64  `json:"rate,omitempty"`     // of the timed part: messages per second
+	Received   *uint64   `json:"received,omitempty"`   // messages since the RunRequest; nil: the op does not show
+	Duplicates *uint64   `json:"duplicates,omitempty"` // of numbered messages; not in Received
+	Reordered  *uint64   `json:"reordered,omitempty"`
+	Verified   *uint64   `json:"verified,omitempty"`  // messages whose payload was checked
+	Sent       *uint64   `json:"sent,omitempty"`      // by the responder since the RunRequest; nil: it does not send
+	SendRate   *float64  `json:"send_rate,omitempty"` // over the window: messages per second
+	Apart      bool      `json:"apart,omitempty"`     // the window was too short for that: since the mark
+	Rate       *float64  `json:"rate,omitempty"`      // of the timed part: messages per second
 	MinRate    *float64  `json:"min_rate,omitempty"`
 	MaxRate    *float64  `json:"max_rate,omitempty"`
 	CPUSeconds *float64  `json:"cpu_seconds,omitempty"`
@@ -342,6 +375,16 @@ func (c *checker) gid(g *GID) {
 	c.known("GID type", g.Type, "RoCE v2", "RoCE v1", "IB", "iWARP", "unknown")
 }
 
+func (c *checker) shape(s *Shape) {
+	c.within("mixed", s.Mixed, 0, 1000)
+	c.within("threads", s.Threads, 0, MaxQPs)
+	c.that(s.Rate >= 0 && s.Rate <= 1e15, "rate is out of range 0 to 1e15") // NaN is not >= 0
+	c.within("tx_depth", s.TxDepth, 0, 1<<16)
+	c.within("cq_mod", s.CQMod, 0, 1<<16)
+	c.within("post_list", s.PostList, 0, 1<<16)
+	c.within("inline", s.Inline, 0, 1<<16)
+}
+
 // Validate checks every field's range. Which kinds, transports and ops there are is the responder's to know.
 func (r *OpenRequest) Validate() error {
 	var c checker
@@ -364,6 +407,7 @@ func (r *OpenRequest) Validate() error {
 	c.within("max_msg", r.MaxMsg, 1, MaxMessage)
 	c.within("rx_depth", r.RxDepth, 0, 1<<16)
 	c.within("ring", r.Memory.Ring, 0, MaxMessage)
+	c.shape(&r.Shape)
 	c.that(r.MTU == 0 || slices.Contains(mtus, r.MTU), "MTU %d is none of %v", r.MTU, mtus)
 	c.seconds("deadline", r.Deadline, 0)
 	c.seconds("lease", r.Lease, MinLease)
@@ -425,6 +469,7 @@ func (r *FinishReply) Validate() error {
 	figure("rate", r.Rate, maxRate)
 	figure("min_rate", r.MinRate, maxRate)
 	figure("max_rate", r.MaxRate, maxRate)
+	figure("send_rate", r.SendRate, maxRate)
 	figure("cpu_seconds", r.CPUSeconds, MaxSession.Seconds())
 	c.that(r.MinRate == nil || r.MaxRate == nil || *r.MinRate <= *r.MaxRate, "min_rate is above max_rate")
 	if r.Error != nil {

@@ -10,32 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cpus are where the threads of a run over the port go, in turn; none: anywhere. want is what the operator said.
+// cpus are where the threads of a run over the port may go, best first; none: anywhere.
 //
 // On hardware it is a CPU of the NIC's node, the last one: the first has interrupts. One that the kernel keeps free of other
 // work (isolcpus) is somebody's, and only used if it is named. On a software device the two ends of a session may be on one
 // host, as in the lab: there they must not share a CPU while another idles.
-func (p *LocalPort) cpus(initiator bool, threads int, want []int) []int {
-	if len(want) > 0 {
-		return want
-	}
+func (p *LocalPort) cpus(initiator bool) []int {
 	allowed := affinity()
-	if len(allowed) == 0 {
-		return nil
-	}
 	if !p.software {
 		near := cpuList(filepath.Join("/sys/class/infiniband", p.Device, "device/local_cpulist"))
 		isolated := cpuList("/sys/devices/system/cpu/isolated")
 		allowed = slices.DeleteFunc(allowed, func(c int) bool { return !slices.Contains(near, c) || slices.Contains(isolated, c) })
-		if len(allowed) < threads {
-			return nil
-		}
 		initiator = true
 	}
 	if initiator {
 		slices.Reverse(allowed)
 	}
-	return allowed[:min(max(threads, 1), len(allowed))]
+	return allowed
 }
 
 // affinity are the CPUs that this process may use, in order.
@@ -87,4 +78,26 @@ type cpuListError struct{ list, part string }
 
 func (e *cpuListError) Error() string {
 	return "CPU list " + strconv.Quote(e.list) + ": " + strconv.Quote(e.part) + " is neither a CPU's number below 4096 nor a range such as 0-3"
+}
+
+// takeCPUs chooses CPUs for the threads of a run, those that the fewest other runs of this process are on, until release.
+func (n *Node) takeCPUs(p *LocalPort, initiator bool, threads int, want []int) (cpus []int, release func()) {
+	if len(want) > 0 {
+		return want, func() {}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	near := p.cpus(initiator)
+	slices.SortStableFunc(near, func(a, b int) int { return n.onCPU[a] - n.onCPU[b] })
+	near = near[:min(threads, len(near))]
+	for _, c := range near {
+		n.onCPU[c]++
+	}
+	return near, func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		for _, c := range near {
+			n.onCPU[c]--
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
@@ -109,6 +110,7 @@ func (n *Node) leaveLocked(d *openDevice) {
 		return
 	}
 	n.endPingersLocked(d.name)
+	maps.DeleteFunc(n.cant, func(key string, _ *failure) bool { return strings.HasPrefix(key, d.name+" ") })
 	d.lose()
 	n.background.Go(func() {
 		t := time.NewTicker(letGo)

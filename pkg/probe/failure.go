@@ -61,7 +61,7 @@ func fromControl(stage Stage, err error) *failure {
 	}
 	switch {
 	case f.scope == ScopeLocal || f.scope == ScopePath || f.scope == ScopePeer:
-	case f.reason == GIDMismatch || f.reason == MTUMismatch || f.reason == Unreachable:
+	case f.reason == GIDMismatch || f.reason == MTUMismatch || f.reason == Unreachable || f.reason == DataCorrupt:
 		f.scope = ScopePath
 	default:
 		f.scope = ScopePeer
@@ -155,6 +155,8 @@ func runFailure(r verbs.RunResult) *failure {
 		return fail(StageRun, Timeout, ScopePath, "the deadline passed after %d messages", r.Completed)
 	case r.End == verbs.Stalled:
 		return fail(StageRun, Timeout, ScopePath, "nothing completed for %s, after %d messages", stall, r.Completed)
+	case r.End == verbs.Corrupt:
+		return corrupt(r.Err)
 	case !errors.As(r.Err, &wc):
 		f := setupFailure(r.Err)
 		f.stage = StageRun
@@ -191,3 +193,6 @@ var ownReasons = map[Reason]bool{
 func (f *failure) toControl() *control.Error {
 	return &control.Error{Reason: string(f.reason), Detail: f.detail}
 }
+
+// corrupt is data that arrived and is not what was sent.
+func corrupt(err error) *failure { return fail(StageVerify, DataCorrupt, ScopePath, "%s", err) }

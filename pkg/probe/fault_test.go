@@ -436,9 +436,10 @@ func TestCallsOutOfPlace(t *testing.T) {
 		return Reason(e.Reason)
 	}
 	finish := func(id string) error { _, err := r.Finish(t.Context(), id, &control.FinishRequest{}); return err }
+	mark := func(id string) error { _, err := r.Mark(t.Context(), id); return err }
 	all := func(id string) map[string]error {
 		return map[string]error{
-			"run": r.Run(t.Context(), id, &control.RunRequest{Size: 8}), "mark": r.Mark(t.Context(), id), "finish": finish(id), "renew": r.Renew(t.Context(), id),
+			"run": r.Run(t.Context(), id, &control.RunRequest{Size: 8}), "mark": mark(id), "finish": finish(id), "renew": r.Renew(t.Context(), id),
 		}
 	}
 	for call, err := range all("0f") {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -61,12 +60,20 @@ func (i *Initiator) Probe(ctx context.Context, spec Spec, to Target, device stri
 	spec = spec.WithDefaults()
 	r := &Result{
 		ID: newID(), Time: start, Taints: []Taint{}, TaintLog: []TaintDetail{}, Runs: []Run{}, Probe: spec.Name, Peer: to.Name, Path: to.Path,
-		Device: device, Port: port, Kind: spec.Kind, Transport: spec.Transport, Op: spec.Op, QPs: spec.QPs,
+		Device: device, Port: port, Kind: spec.Kind, Transport: spec.Transport, Op: spec.Op, QPs: spec.QPs, Options: spec.options(),
 	}
 	if r.Path == "" {
 		r.Path = "unknown"
 	}
-	f := i.attempts(ctx, spec, to, r)
+	var f *failure
+	if err := spec.Validate(); err != nil {
+		f = fail(StageSetup, OpUnsupported, ScopeLocal, "%s", err)
+	} else if spec.FlowLabels > 0 {
+		f = i.walk(ctx, spec, to, r)
+	} else {
+		f = i.attempts(ctx, spec, to, r)
+	}
+	r.Sweep, r.ClockResidual = sweepOf(r.Runs), verbs.ClockResidual()
 	r.Duration = time.Since(start).Seconds()
 	switch {
 	case f == nil:
@@ -95,9 +102,6 @@ func (i *Initiator) tolerances() Tolerances {
 // attempts repeats a session that found a port busy until it gets it or spec.Wait is over. In between it holds nothing, so
 // two nodes that want each other at the same moment do not block each other.
 func (i *Initiator) attempts(ctx context.Context, spec Spec, to Target, r *Result) *failure {
-	if err := spec.Validate(); err != nil {
-		return fail(StageSetup, OpUnsupported, ScopeLocal, "%s", err)
-	}
 	if spec.Kind == Ping {
 		return i.ping(ctx, spec, to, r)
 	}
@@ -137,6 +141,9 @@ func (i *Initiator) attempt(ctx context.Context, spec Spec, to Target, r *Result
 		return f, 0
 	}
 	if f := i.greet(ctx, port, to); f != nil {
+		return f, 0
+	}
+	if f := i.Node.unsupported(port.Device, spec); f != nil {
 		return f, 0
 	}
 	asked := time.Now()
@@ -210,341 +217,4 @@ func (i *Initiator) unanswered(port *LocalPort, f *failure) *failure {
 		f.detail = fmt.Sprintf("%s port %d has no GID but link-local ones: is the netdev's address gone? (%s)", port.Device, port.Port, f.detail)
 	}
 	return f
-}
-
-// initiation is the initiator's side of one session.
-type initiation struct {
-	i    *Initiator
-	spec Spec
-	to   Target
-	port *LocalPort
-	r    *Result
-
-	req      *control.OpenRequest
-	rep      *control.OpenReply
-	session  *control.Session // nil until open
-	ep       *verbs.Endpoint
-	gidIndex int
-}
-
-// endpointSpec is one end of a session over spec's op; the responder derives the same from the OpenRequest.
-func endpointSpec(kind Kind, transport verbs.Transport, op verbs.Op, initiator bool, port, qps, maxMsg, rxDepth int) verbs.EndpointSpec {
-	e := verbs.EndpointSpec{
-		Transport: transport, Op: op, Initiator: initiator, Port: port, QPs: qps, TxDepth: 1, CQMod: 1, PostList: 1, MaxMsg: maxMsg,
-	}
-	pingPong := kind == Latency && !op.OneSided()
-	if pingPong {
-		e.BothWays, e.TxDepth = true, latencyDepth
-	}
-	if op.Receives() && (pingPong || !initiator) {
-		e.RxDepth = rxDepth
-	}
-	return e
-}
-
-func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration) {
-	spec := s.spec
-	es := endpointSpec(spec.Kind, spec.Transport, spec.Op, true, s.port.Port, spec.QPs, slices.Max(spec.Sizes), spec.RxDepth)
-	es.TxDepth, es.CQMod, es.PostList, es.Inline = spec.TxDepth, spec.CQMod, spec.PostList, spec.Inline
-	if spec.Kind == Latency {
-		es.CQMod = 1
-		es.Samples = latencyScratch
-		if spec.Iterations > 0 {
-			es.Samples = min(spec.Iterations, latencyScratch)
-		}
-	}
-	es.Memory = s.port.memory(spec.Memory.wire(), spec.Kind, spec.Op)
-	es.Memory.GPU = spec.Memory.GPU
-	es.RDMACM = spec.RDMACM || s.port.iwarp
-	if f := s.port.iwarpLacks(spec.Kind, spec.Transport, spec.Op); f != nil {
-		return f, 0
-	}
-	if m := s.port.State.MaxMsg; m > 0 && uint64(es.MaxMsg) > uint64(m) {
-		return fail(StageSetup, ResourceLimit, ScopeLocal, "message size %d is above the limit of %s port %d, %d bytes", es.MaxMsg, s.port.Device, s.port.Port, m), 0
-	}
-	var err error
-	if s.ep, err = s.port.dev.NewEndpoint(es); err != nil {
-		return setupFailure(err), 0
-	}
-	s.r.Memory = memoryGot(s.ep.Memory())
-	psn := randomPSNs(spec.QPs)
-	s.req = &control.OpenRequest{
-		Minor: control.Minor, ID: newID(), Instance: s.i.Node.Instance, Host: s.i.Node.host,
-		Source: control.Source{Device: s.port.Device, Port: s.port.Port}, Node: s.i.Node.Name, Probe: spec.Name, Rail: shifted(s.port.Rail, s.to.Shift),
-		Device: s.to.Device, Port: s.to.Port, Kind: string(spec.Kind), Transport: string(spec.Transport), Op: string(spec.Op),
-		Exclusive: spec.Heavy() || s.port.software, MaxMsg: es.MaxMsg, RxDepth: spec.RxDepth, MTU: spec.MTU, Deadline: spec.Deadline.Seconds(), Lease: leaseWanted.Seconds(),
-		ServiceLevel: spec.ServiceLevel, TrafficClass: spec.TrafficClass, FlowLabel: spec.FlowLabel,
-		Timeout: s.port.timeout(spec.Timeout), Retries: max(0, spec.Retries), RNRRetry: max(0, spec.RNRRetry),
-		Memory: spec.Memory.wire(), RDMACM: es.RDMACM, GIDs: wireGIDs(s.port.GIDs), Endpoint: s.port.wireEndpoint(s.ep.Address(psn)),
-	}
-	session, rep, err := s.i.Client.Open(ctx, s.to.Address, s.req)
-	if err != nil {
-		f := fromControl(StageAdmit, err)
-		var e *control.Error
-		if errors.As(err, &e) && e.Reason == string(Busy) {
-			return f, max(seconds(e.RetryAfter), busyPause)
-		}
-		return s.i.unanswered(s.port, f), 0
-	}
-	s.session, s.rep = session, rep
-	s.r.PeerDev, s.r.PeerPort, s.r.MTU = &rep.Device, &rep.Port, &rep.MTU
-	if rep.Fingerprint != "" {
-		s.r.PeerPrint = &rep.Fingerprint
-	}
-	s.r.PeerMemory = rep.Memory
-	if rep.Host != "" && rep.Host == s.req.Host {
-		s.r.Path = "same_node"
-	}
-	if own := s.port.State.ActiveMTU; spec.MTU == 0 && (rep.MTU < own || rep.MTU < rep.Endpoint.ActiveMTU) {
-		s.r.mtuReduced = max(own, rep.Endpoint.ActiveMTU)
-	}
-	s.gidIndex = s.port.gidIndex(rep.InitiatorGID)
-	if s.gidIndex >= 0 && !s.port.iwarp {
-		s.r.GIDIndex = &s.gidIndex
-	} else if s.gidIndex < 0 && len(s.port.GIDs) > 0 && s.port.State.LinkLayer == verbs.Ethernet {
-		return fail(StageSetup, GIDMismatch, ScopePeer, "%s chose no GID of ours", s.to.Name), 0
-	}
-	if es.RDMACM {
-		return s.dial(ctx), 0
-	}
-	err = s.ep.Connect(peerAddress(&rep.Endpoint, rep.GID), psn, path(s.req, s.gidIndex, rep.MTU, &s.req.Endpoint, &rep.Endpoint))
-	if err != nil {
-		return setupFailure(err), 0
-	}
-	return nil, 0
-}
-
-// latencyScratch is how many latency samples are kept before they go into the histogram.
-const latencyScratch = 1 << 16
-
-func (s *initiation) runs(ctx context.Context) *failure {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	renewed, session := make(chan struct{}), s.session
-	go func() {
-		defer close(renewed)
-		s.renew(ctx, session, cancel)
-	}()
-	defer func() {
-		cancel(nil)
-		<-renewed
-	}()
-	for n, size := range s.spec.Sizes {
-		run, f := s.run(ctx, size, n == len(s.spec.Sizes)-1)
-		if f != nil {
-			return f
-		}
-		s.r.Runs = append(s.r.Runs, *run)
-	}
-	return nil
-}
-
-// renew keeps the lease; a peer that does not renew it is gone, and the run with it.
-func (s *initiation) renew(ctx context.Context, session *control.Session, cancel context.CancelCauseFunc) {
-	t := time.NewTicker(seconds(s.rep.Lease) / 3)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			if err := session.Renew(ctx); err != nil && ctx.Err() == nil {
-				cancel(err)
-				return
-			}
-		}
-	}
-}
-
-// run measures at one message size: warm-up, barrier, timed part, barrier.
-func (s *initiation) run(ctx context.Context, size int, last bool) (*Run, *failure) {
-	if err := s.ep.Arm(size, false); err != nil {
-		return nil, setupFailure(err)
-	}
-	if err := s.session.Run(ctx, control.RunRequest{Size: size}); err != nil {
-		return nil, s.lost(ctx, StageRun, err)
-	}
-	rs := verbs.RunSpec{Role: verbs.Source, Size: size, Stall: stall, Yield: s.port.yield(), CPUs: s.port.cpus(true, 1, nil)}
-	if s.spec.Kind == Latency {
-		rs.Role = verbs.Ping
-	}
-	var sent uint64
-	if s.spec.Warmup > 0 {
-		rs.Iterations = uint64(s.spec.Warmup)
-		warm, f := s.loop(ctx, rs)
-		if f != nil {
-			return nil, f
-		}
-		sent += warm.Posted
-	}
-	if err := s.session.Mark(ctx); err != nil {
-		return nil, s.lost(ctx, StageRun, err)
-	}
-	stop := s.i.Node.meter(ctx, s.port)
-	rs.Iterations, rs.Duration = uint64(s.spec.Iterations), s.spec.Duration
-	res, f := s.loop(ctx, rs)
-	s.r.Evidence.Local = s.r.Evidence.Local.add(stop(ctx))
-	if f != nil {
-		return nil, f
-	}
-	sent += res.Posted
-	s.r.own.add(s.traffic(size, res.Posted, res.Elapsed.Seconds()))
-	rep, err := s.session.Finish(ctx, control.FinishRequest{Sent: sent, Last: last})
-	if err != nil {
-		return nil, s.lost(ctx, StageVerify, err)
-	}
-	if last {
-		s.session = nil
-		s.i.met(s.to.Address)
-	}
-	s.r.Evidence.Remote = s.r.Evidence.Remote.add((*EndEvidence)(rep.Evidence))
-	if rep.Error != nil {
-		return nil, fromControl(StageVerify, rep.Error)
-	}
-	if rep.Received != nil && s.spec.answered() && *rep.Received != sent {
-		return nil, fail(StageVerify, Loss, ScopePath, "%d messages were sent and %d arrived", sent, *rep.Received)
-	}
-	return s.figures(size, res, rep), nil
-}
-
-// lost is a barrier that got no answer: the session's deadline, our own cancellation, or the peer.
-func (s *initiation) lost(ctx context.Context, stage Stage, err error) *failure {
-	if errors.Is(context.Cause(ctx), errDeadline) {
-		return fail(stage, Timeout, ScopePeer, "%s while %s was asked", errDeadline, s.to.Name)
-	}
-	if e, ok := errors.AsType[*control.Error](context.Cause(ctx)); ok {
-		err = e // the lease could not be renewed
-	}
-	return fromControl(stage, err)
-}
-
-// loop carries out one run and finds out what is behind one that was not done.
-func (s *initiation) loop(ctx context.Context, rs verbs.RunSpec) (verbs.RunResult, *failure) {
-	end, _ := ctx.Deadline()
-	rs.Deadline = time.Until(end)
-	ticked := make(chan struct{})
-	stopTicks := func() {}
-	if report := s.i.OnProgress; report != nil {
-		tick, cancel := context.WithCancel(ctx)
-		stopTicks = cancel
-		go func() {
-			defer close(ticked)
-			s.progress(tick, rs, report)
-		}()
-	} else {
-		close(ticked)
-	}
-	res := s.ep.Run(ctx, rs)
-	stopTicks()
-	<-ticked
-	if res.End == verbs.Done {
-		return res, nil
-	}
-	f := runFailure(res)
-	if cause := context.Cause(ctx); res.End == verbs.Stopped && cause != nil {
-		var e *control.Error
-		switch {
-		case errors.As(cause, &e):
-			return res, fromControl(StageRun, cause)
-		case errors.Is(cause, errDeadline):
-			f = fail(StageRun, Timeout, ScopePath, "%s after %d messages", errDeadline, res.Completed)
-		default:
-			return res, f
-		}
-	}
-	return res, s.blame(ctx, f)
-}
-
-// blame looks for the cause of a run's failure beyond its symptom: first on this end, then on the peer's.
-func (s *initiation) blame(ctx context.Context, f *failure) *failure {
-	if own := s.i.Node.recheck(s.port, s.gidIndex); own != nil {
-		own.detail = fmt.Sprintf("%s (%s: %s)", own.detail, f.reason, f.detail)
-		return own
-	}
-	if f.scope == ScopeLocal {
-		return f
-	}
-	ask, cancel := detached(ctx, teardownTime)
-	defer cancel()
-	rep, err := s.session.Finish(ask, control.FinishRequest{Failed: true})
-	if err != nil {
-		var e *control.Error
-		answered := errors.As(err, &e) && !e.Silent && e.Reason != control.ReasonUnreachable // its host did, but the session is gone
-		if answered || f.reason == Timeout {
-			// In the second case its device still acknowledged: the path is there, and nobody behind it.
-			return fail(StageRun, PeerUnresponsive, ScopePeer, "%s (%s: %s)", err, f.reason, f.detail)
-		}
-		return f
-	}
-	s.r.Evidence.Remote = s.r.Evidence.Remote.add((*EndEvidence)(rep.Evidence))
-	if rep.Error != nil {
-		if e := fromControl(StageRun, rep.Error); ownReasons[e.reason] {
-			e.detail = fmt.Sprintf("%s: %s (%s: %s)", s.to.Name, e.detail, f.reason, f.detail)
-			return e
-		}
-	}
-	return f
-}
-
-func (s *initiation) progress(ctx context.Context, rs verbs.RunSpec, report func(Progress)) {
-	t := time.NewTicker(200 * time.Millisecond)
-	defer t.Stop()
-	start := time.Now()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			report(Progress{Size: rs.Size, Done: s.ep.Progress(rs.Role), Total: rs.Iterations * uint64(s.spec.QPs), Elapsed: time.Since(start)})
-		}
-	}
-}
-
-// figures turns what both ends saw into a Run.
-func (s *initiation) figures(size int, res verbs.RunResult, rep *control.FinishReply) *Run {
-	run := &Run{
-		Size: size, Iterations: res.Completed, Seconds: res.Elapsed.Seconds(), Bytes: res.Completed * uint64(size),
-		CPUSeconds: CPUSeconds{Local: finite(res.CPU.Seconds()), Remote: rep.CPUSeconds},
-	}
-	if s.spec.Kind == Latency {
-		measure := HalfRTT
-		if s.spec.Op.OneSided() {
-			measure = Operation
-		} else {
-			run.Bytes *= 2 // there and back
-		}
-		if res.Latency != nil {
-			run.Latency, run.Histogram = latencyStats(res.Latency, measure)
-		}
-		return run
-	}
-	rate, lo, hi := res.Rate, res.MinRate, res.MaxRate
-	if rep.Rate != nil {
-		rate, lo, hi = rep.Rate, rep.MinRate, rep.MaxRate // what arrived, not what was sent
-	}
-	if rate == nil && res.Elapsed > 0 { // too few completions to take a rate between them
-		whole := float64(res.Completed) / res.Elapsed.Seconds()
-		rate, run.short = &whole, true
-	}
-	if rate != nil {
-		run.MessageRate = rate
-		run.Bandwidth = &BandwidthStats{
-			BytesPerSecond: *rate * float64(size), Tx: scaled(res.Rate, size), Rx: scaled(rep.Rate, size), Min: scaled(lo, size), Max: scaled(hi, size),
-		}
-	}
-	return run
-}
-
-// teardown frees both ends, whatever state the session is in.
-func (s *initiation) teardown(ctx context.Context) {
-	if s.ep != nil {
-		if err := s.ep.Close(); err != nil {
-			s.i.Node.Log.Warn("endpoint not freed cleanly", "device", s.port.Device, "err", err)
-		}
-	}
-	if s.session != nil {
-		ctx, cancel := detached(ctx, teardownTime)
-		defer cancel()
-		_ = s.session.Close(ctx) // the lease frees it if this does not arrive
-	}
 }

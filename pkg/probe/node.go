@@ -63,8 +63,10 @@ type Node struct {
 	open       map[string]*openDevice
 	background sync.WaitGroup
 	closed     chan struct{}
-	pingers    map[string]*pinger // by port
-	heavy      map[string]int     // heavy probes on a port now
+	pingers    map[string]*pinger  // by port
+	heavy      map[string]int      // heavy probes on a port now
+	onCPU      map[int]int         // runs by CPU
+	cant       map[string]*failure // what a device was found not to do, by device, transport and op
 }
 
 // NewNode returns a Node that may use every device. Close it.
@@ -74,6 +76,7 @@ func NewNode(name string, gate Gate, meter Meter, log *slog.Logger) *Node {
 		host: strings.TrimSpace(string(boot)), Name: name, Gate: gate, Meter: meter, Log: log, Instance: newID(),
 		Use: func(string) bool { return true }, GIDIndex: func() int { return -1 },
 		Rail: func(_ string, _, auto int) string { return strconv.Itoa(auto) }, software: isSoftware, open: map[string]*openDevice{}, closed: make(chan struct{}),
+		onCPU: map[int]int{}, cant: map[string]*failure{},
 	}
 }
 
@@ -211,6 +214,30 @@ func MissingReason(device string) Reason {
 		return NoCharDevice
 	}
 	return ProviderMissing
+}
+
+func ability(device string, s Spec) string { return fmt.Sprintf("%s %s %s", device, s.Transport, s.Op) }
+
+// unsupported is what is known of a device's lack of a transport or an op; nil: it may have it. It is found by trying, once.
+func (n *Node) unsupported(device string, s Spec) *failure {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if f := n.cant[ability(device, s)]; f != nil {
+		again := *f
+		return &again
+	}
+	return nil
+}
+
+// learn keeps a failure that will not be another one the next time, and returns it.
+func (n *Node) learn(device string, s Spec, f *failure) *failure {
+	if f.reason == OpUnsupported || f.reason == TransportUnsupported {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		kept := *f
+		n.cant[ability(device, s)] = &kept
+	}
+	return f
 }
 
 func openReason(err error) Reason {

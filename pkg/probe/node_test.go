@@ -145,8 +145,8 @@ func TestEndpointSpecs(t *testing.T) {
 		{Bandwidth, verbs.Send, false, 0, 16},
 		{MessageRate, verbs.Send, false, 0, 16},
 	} {
-		here := endpointSpec(tt.kind, verbs.RC, tt.op, true, 1, 2, 4096, 16)
-		there := endpointSpec(tt.kind, verbs.RC, tt.op, false, 1, 2, 4096, 16)
+		spec := Spec{Kind: tt.kind, Transport: verbs.RC, Op: tt.op, QPs: 2, RxDepth: 16}
+		here, there := spec.endpoint(true, 4096), spec.endpoint(false, 4096)
 		if here.BothWays != tt.bothWays || there.BothWays != tt.bothWays {
 			t.Errorf("%s of %s: both ways %t and %t", tt.kind, tt.op, here.BothWays, there.BothWays)
 		}

@@ -76,6 +76,7 @@ func (r *Responder) Shutdown() {
 type response struct {
 	r    *Responder
 	req  *control.OpenRequest
+	spec Spec
 	port *LocalPort
 	gid  int
 	log  *slog.Logger
@@ -89,12 +90,16 @@ type response struct {
 	release func()
 	unwatch func() bool // nil until there is a port
 
-	calls sync.Mutex // one call of a session at a time
-	ep    *verbs.Endpoint
-	cm    chan error           // holds what came of rdma_cm's connections; nil without it
-	loop  chan verbs.RunResult // holds the loop's result once it ended; nil while none was started
-	meter func(context.Context) *EndEvidence
-	ended bool
+	calls  sync.Mutex // one call of a session at a time
+	ep     *verbs.Endpoint
+	size   int // of the run under way; 0: none is
+	cpus   []int
+	idle   func()               // gives the CPUs back
+	cm     chan error           // holds what came of rdma_cm's connections; nil without it
+	loop   chan verbs.RunResult // holds what it received or answered, once that ended; nil while nothing is
+	source chan verbs.RunResult // and what it sent
+	meter  func(context.Context) *EndEvidence
+	ended  bool
 }
 
 // Hello says who answers here.
@@ -104,12 +109,11 @@ func (r *Responder) Hello(context.Context) (*control.Hello, error) {
 
 // Open admits a session and makes this end ready to answer.
 func (r *Responder) Open(ctx context.Context, req *control.OpenRequest) (*control.OpenReply, error) {
-	kind, transport, op := Kind(req.Kind), verbs.Transport(req.Transport), verbs.Op(req.Op)
-	probe := Spec{Kind: kind, Transport: transport, Op: op, QPs: len(req.Endpoint.QPs)}.WithDefaults()
+	probe := specOf(req)
 	if err := probe.Validate(); err != nil {
 		return nil, &control.Error{Reason: string(VersionSkew), Detail: fmt.Sprintf("%s can't answer this: %s", r.node.Name, err)}
 	}
-	if kind == Ping {
+	if probe.Kind == Ping {
 		return nil, &control.Error{Reason: string(BadHandshake), Detail: "pings need no session"}
 	}
 	if req.Instance == r.node.Instance {
@@ -118,10 +122,10 @@ func (r *Responder) Open(ctx context.Context, req *control.OpenRequest) (*contro
 	if r.node.LameDuck != nil && r.node.LameDuck() {
 		return nil, &control.Error{Reason: string(Paused), Detail: r.node.Name + " is a lame duck"}
 	}
-	es := endpointSpec(kind, transport, op, false, 0, len(req.Endpoint.QPs), req.MaxMsg, req.RxDepth)
+	es := probe.endpoint(false, req.MaxMsg)
 	es.Memory.HugePages, es.Memory.Ring = req.Memory.HugePages, req.Memory.Ring
 	s := &response{
-		r: r, req: req, memory: footprint(es), heavy: req.Exclusive || probe.Heavy(), release: func() {},
+		r: r, req: req, spec: probe, idle: func() {}, memory: footprint(es), heavy: req.Exclusive || probe.Heavy(), release: func() {},
 		log: r.node.Log.With(slog.String("session", req.ID), slog.String("initiator", req.Node), slog.String("probe", req.Probe)),
 	}
 	if err := r.admit(s); err != nil {
@@ -199,9 +203,15 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 	es.Port = port.Port
 	es.RDMACM = s.req.RDMACM
 	es.Memory = port.memory(s.req.Memory, Kind(s.req.Kind), es.Op)
+	es.Memory.Slots = s.spec.needsSlots()
+	var f *failure
+	if es.PKeyIndex, f = port.pkeyIndex(s.req.PKey); f != nil {
+		return nil, f.toControl()
+	}
 	if s.ep, err = port.dev.NewEndpoint(es); err != nil {
 		return nil, setupFailure(err).toControl()
 	}
+	s.cpus, s.idle = n.takeCPUs(port, false, s.spec.Threads, nil)
 	psn := randomPSNs(es.QPs)
 	rep := &control.OpenReply{
 		Minor: control.Minor, Instance: n.Instance, Host: n.host, Node: n.Name, Device: port.Device, Port: port.Port, Lease: s.lease.Seconds(),
@@ -350,7 +360,7 @@ func (r *Responder) Run(_ context.Context, id string, req *control.RunRequest) e
 		return err
 	}
 	defer done()
-	if s.loop != nil {
+	if s.size != 0 {
 		return &control.Error{Reason: string(BadHandshake), Detail: "run within a run"}
 	}
 	if req.Size < 1 || req.Size > s.req.MaxMsg {
@@ -359,33 +369,43 @@ func (r *Responder) Run(_ context.Context, id string, req *control.RunRequest) e
 	if err := s.connected(); err != nil {
 		return err
 	}
-	if err := s.ep.Arm(req.Size, false); err != nil {
+	if err := s.ep.Arm(req.Size, s.spec.Verify); err != nil {
 		return setupFailure(err).toControl()
 	}
-	spec := Spec{Kind: Kind(s.req.Kind), Op: verbs.Op(s.req.Op)}
-	if !spec.answered() {
-		return nil
-	}
+	s.size = req.Size
 	end, _ := s.ctx.Deadline()
-	rs := verbs.RunSpec{Role: verbs.Sink, Size: req.Size, Deadline: time.Until(end), Yield: s.port.yield(), CPUs: s.port.cpus(false, 1, nil)}
-	if spec.Kind == Latency {
-		rs.Role = verbs.Pong
+	rs := verbs.RunSpec{
+		Size: req.Size, Deadline: time.Until(end), Yield: s.port.yield(), CPUs: s.cpus, Verify: s.spec.Verify, Rate: s.spec.messages(req.Size),
+		ReadPermille: s.spec.readPermille(),
 	}
-	s.loop = make(chan verbs.RunResult, 1)
-	go func(out chan<- verbs.RunResult) { out <- s.ep.Run(s.ctx, rs) }(s.loop)
+	start := func(role verbs.Role) chan verbs.RunResult {
+		rs.Role = role
+		out := make(chan verbs.RunResult, 1)
+		go func(rs verbs.RunSpec) { out <- s.ep.Run(s.ctx, rs) }(rs)
+		return out
+	}
+	switch {
+	case s.spec.Kind == Latency && !s.spec.Op.OneSided():
+		s.loop = start(verbs.Pong)
+	case s.spec.peerReceives():
+		s.loop = start(verbs.Sink)
+	}
+	if s.spec.peerSends() {
+		s.source = start(verbs.Source)
+	}
 	return nil
 }
 
 // Mark is the barrier before the timed part.
-func (r *Responder) Mark(ctx context.Context, id string) error {
+func (r *Responder) Mark(ctx context.Context, id string) (*control.MarkReply, error) {
 	s, done, err := r.call(id)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer done()
 	s.ep.Mark()
 	s.meter = r.node.meter(ctx, s.port)
-	return nil
+	return &control.MarkReply{Clock: verbs.Now().Seconds()}, nil
 }
 
 // Finish is the barrier after the timed part: the loop ends once all that was sent is here.
@@ -399,17 +419,27 @@ func (r *Responder) Finish(ctx context.Context, id string, req *control.FinishRe
 	}
 	defer done()
 	rep := &control.FinishReply{}
+	s.ep.Enough()
+	s.ep.Expect(req.Sent)
+	if req.Failed { // nothing more is to come
+		s.ep.Stop()
+	}
+	if s.source != nil {
+		s.sent(rep, s.await(s.source), seconds(req.From), seconds(req.To))
+		s.source = nil
+	}
 	if s.loop != nil {
-		s.ep.Expect(req.Sent)
-		select {
-		case res := <-s.loop:
-			s.figures(rep, res)
-		case <-time.After(finishWait):
-			s.ep.Stop()
-			s.figures(rep, <-s.loop)
-		}
+		s.received(rep, s.await(s.loop), seconds(req.From), seconds(req.To))
 		s.loop = nil
 	}
+	if s.spec.Verify && s.spec.Op == verbs.Write && s.spec.Kind != Latency && !s.spec.Reverse && s.size != 0 {
+		n, err := s.ep.VerifySlots(s.size)
+		rep.Verified = &n
+		if err != nil && rep.Error == nil {
+			rep.Error = corrupt(err).toControl()
+		}
+	}
+	s.size = 0
 	if s.meter != nil {
 		rep.Evidence = wireEvidence(s.meter(ctx))
 		s.meter = nil
@@ -422,16 +452,58 @@ func (r *Responder) Finish(ctx context.Context, id string, req *control.FinishRe
 	return rep, nil
 }
 
-func (s *response) figures(rep *control.FinishReply, res verbs.RunResult) {
-	cpu := res.CPU.Seconds()
-	rep.CPUSeconds = &cpu
-	seen := res.Completed
-	rep.Received = &seen
-	if Kind(s.req.Kind) != Latency {
-		rep.Rate, rep.MinRate, rep.MaxRate = res.Rate, res.MinRate, res.MaxRate
+// await waits for a loop that was told to end.
+func (s *response) await(loop <-chan verbs.RunResult) verbs.RunResult {
+	select {
+	case res := <-loop:
+		return res
+	case <-time.After(finishWait):
+		s.ep.Stop()
+		return <-loop
 	}
-	if res.End == verbs.Broken {
+}
+
+func (s *response) done(rep *control.FinishReply, res verbs.RunResult) {
+	cpu := res.CPU.Seconds()
+	if rep.CPUSeconds != nil {
+		cpu += *rep.CPUSeconds
+	}
+	rep.CPUSeconds = &cpu
+	if s.spec.Verify || s.spec.Op.Atomic() {
+		n := res.Verified
+		if rep.Verified != nil {
+			n += *rep.Verified
+		}
+		rep.Verified = &n
+	}
+	if (res.End == verbs.Broken || res.End == verbs.Corrupt) && rep.Error == nil {
 		rep.Error = runFailure(res).toControl()
+	}
+}
+
+// sent tells what this end sent, as far as the window goes.
+func (s *response) sent(rep *control.FinishReply, res verbs.RunResult, from, to time.Duration) {
+	s.done(rep, res)
+	rep.Sent = &res.Posted
+	if rate, ok := res.Curve.Rate(from, to); ok {
+		rep.SendRate = &rate
+	} else {
+		rep.SendRate, rep.Apart = res.Rate, true
+	}
+	rep.MinRate, rep.MaxRate = res.MinRate, res.MaxRate
+}
+
+// received tells what arrived here, over the window if there is one.
+func (s *response) received(rep *control.FinishReply, res verbs.RunResult, from, to time.Duration) {
+	s.done(rep, res)
+	if s.spec.Kind == Latency {
+		rep.Received = &res.Completed
+		return
+	}
+	receivedBy(rep, res, s.spec.Transport)
+	rep.Rate, rep.MinRate, rep.MaxRate = res.Rate, res.MinRate, res.MaxRate
+	if rate, ok := res.Curve.Rate(from, to); ok {
+		rep.Rate = &rate
 	}
 }
 
@@ -476,6 +548,7 @@ func (s *response) end(why string) {
 			s.log.Warn("endpoint not freed cleanly", slog.Any("err", err))
 		}
 	}
+	s.idle()
 	s.release()
 	s.r.mu.Lock()
 	delete(s.r.sessions, s.req.ID)

@@ -46,6 +46,12 @@ type Result struct {
 	Memory     *control.MemoryGot `json:"memory"`      // of this end's buffer; nil: none was made
 	PeerMemory *control.MemoryGot `json:"peer_memory"` // nil: not told
 
+	Options Options `json:"options"`
+	Sweep   *Sweep  `json:"sweep"` // of several sizes; nil: fewer than three
+	Paths   *Paths  `json:"paths"` // of a walk over flow labels
+	// ClockResidual is the relative difference between two calibrations of the clock that the samples were taken with.
+	ClockResidual float64 `json:"clock_residual"`
+
 	Runs        []Run    `json:"runs"`
 	Evidence    Evidence `json:"evidence"`
 	Fingerprint *string  `json:"fingerprint"`      // of this end's environment
@@ -102,6 +108,26 @@ func (d TaintDetail) String() string {
 	return fmt.Sprintf("%s %s +%d", d.Side, d.Counter, d.Delta)
 }
 
+// Options are what the probe was carried out with, defaults filled in.
+type Options struct {
+	TxDepth       int     `json:"tx_depth"`
+	RxDepth       int     `json:"rx_depth"`
+	CQMod         int     `json:"cq_mod"`
+	PostList      int     `json:"post_list"`
+	Inline        int     `json:"inline"` // bytes that the device granted
+	Threads       int     `json:"threads"`
+	Events        bool    `json:"events"`
+	Bidirectional bool    `json:"bidirectional"`
+	Reverse       bool    `json:"reverse"`
+	ReadShare     float64 `json:"read_share"`
+	RateLimit     float64 `json:"rate_limit"` // payload bytes per second; 0: none
+	Verify        bool    `json:"verify"`
+	ServiceLevel  int     `json:"service_level"`
+	TrafficClass  int     `json:"traffic_class"`
+	FlowLabel     int     `json:"flow_label"`
+	PKey          int     `json:"pkey"`
+}
+
 // Run is the timed part of a session at one message size.
 type Run struct {
 	Size        int             `json:"size"`       // bytes
@@ -109,16 +135,71 @@ type Run struct {
 	Seconds     float64         `json:"seconds"`
 	Latency     *LatencyStats   `json:"latency"`
 	Bandwidth   *BandwidthStats `json:"bandwidth"`
-	MessageRate *float64        `json:"messages_per_second"`
-	LossRatio   *float64        `json:"loss_ratio"`
+	MessageRate *float64        `json:"messages_per_second"` // of all directions
+	LossRatio   *float64        `json:"loss_ratio"`          // of UC and UD, warm-up included; nil: nobody counts what arrives
+	Arrivals    *Arrivals       `json:"arrivals"`            // where messages may be lost
+	Verified    *uint64         `json:"verified"`            // messages whose payload or value was checked, both ends
 	CPUSeconds  CPUSeconds      `json:"cpu_seconds"`
 	Ping        *PingStats      `json:"ping"`
-	Bytes       uint64          `json:"bytes"` // payload bytes moved by the timed part
+	Bytes       uint64          `json:"bytes"`           // payload bytes moved by the timed part
+	Delayed     int64           `json:"delayed_samples"` // during which the measuring thread lost its CPU
+	Spread      *Spread         `json:"spread"`          // of repeated runs, of which this is the median
 
 	// Histogram holds every timed sample in nanoseconds; nil unless latency was measured.
 	Histogram *hdrhistogram.Histogram `json:"-"`
+	// Raw are the first Spec.RawSamples samples in order, ns.
+	Raw []uint64 `json:"-"`
+	// Curve is messages completed over the timed part, of this end's direction.
+	Curve verbs.Curve `json:"-"`
 
 	short bool // too few completions for a rate between them
+}
+
+// Arrivals are messages sent and what became of them, over the warm-up and the timed part.
+type Arrivals struct {
+	Sent       uint64  `json:"sent"`
+	Received   uint64  `json:"received"` // of a ping-pong: answered in time
+	Duplicates *uint64 `json:"duplicates"`
+	Reordered  *uint64 `json:"reordered"`
+	Late       *uint64 `json:"late"` // answers that came after the ping was given up
+}
+
+// Spread is how repeated runs of one size differ in what they measure: p50 in seconds, or bytes per second.
+type Spread struct {
+	Runs   int     `json:"runs"`
+	Metric string  `json:"metric"` // p50 or bytes_per_second
+	Median float64 `json:"median"`
+	Min    float64 `json:"min"`
+	Max    float64 `json:"max"`
+	MAD    float64 `json:"mad"` // median of the absolute deviations from the median
+}
+
+// Sweep is what the sizes of a result show together.
+type Sweep struct {
+	// Knee is the smallest size at 95 % of the highest bandwidth, Plateau that bandwidth in bytes per second.
+	Knee    *int     `json:"knee"`
+	Plateau *float64 `json:"plateau_bytes_per_second"`
+	// FlatTo is the largest size whose p50, and that of all below it, is within 10 % of the lowest p50, FlatLatency.
+	FlatTo      *int     `json:"flat_to"`
+	FlatLatency *float64 `json:"flat_latency"` // seconds
+}
+
+// Paths is what a walk over flow labels found. The figures of the result are those of the worst label.
+type Paths struct {
+	Labels int         `json:"labels"`
+	Metric string      `json:"metric"` // p99 (or max, of too few samples) in seconds, or bytes_per_second
+	Worst  *PathValue  `json:"worst"`
+	Best   *PathValue  `json:"best"`
+	Values []PathValue `json:"values"`
+	// Coverage is the probability that each of so many equal paths carried at least one of the labels.
+	Coverage map[string]float64 `json:"coverage"`
+}
+
+// PathValue is what one flow label measured.
+type PathValue struct {
+	FlowLabel int      `json:"flow_label"`
+	Value     *float64 `json:"value"`  // nil: it failed
+	Reason    *Reason  `json:"reason"` // nil: it did not
 }
 
 // The values of LatencyStats.Measure.
@@ -142,14 +223,16 @@ type LatencyStats struct {
 	Stddev  float64  `json:"stddev"`
 }
 
-// BandwidthStats are payload bytes per second. Tx is counted by the initiator, Rx by the
-// responder where the op lets it see arrivals. Min and Max are over 10 ms intervals.
+// BandwidthStats are payload bytes per second. Where the op shows arrivals they are what arrived, not what was sent. Min and Max
+// are over 10 ms intervals, of one direction.
 type BandwidthStats struct {
-	BytesPerSecond float64  `json:"bytes_per_second"`
-	Tx             *float64 `json:"tx"`
-	Rx             *float64 `json:"rx"`
+	BytesPerSecond float64  `json:"bytes_per_second"` // of all directions
+	Tx             *float64 `json:"tx"`               // from this node; nil: nothing flows that way
+	Rx             *float64 `json:"rx"`               // to this node
 	Min            *float64 `json:"min"`
 	Max            *float64 `json:"max"`
+	Offered        *float64 `json:"offered"`   // what the sending end posted; nil: no end counted it apart
+	Confirmed      bool     `json:"confirmed"` // counted by the end where it arrived
 }
 
 // CPUSeconds is the processor time of the measuring threads, per end.

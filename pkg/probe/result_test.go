@@ -208,7 +208,7 @@ func TestFigures(t *testing.T) {
 			verbs.RunResult{Completed: 100, Elapsed: time.Second, Rate: value(110), MinRate: value(90), MaxRate: value(120)},
 			control.FinishReply{Rate: value(108), MinRate: value(80), MaxRate: value(119)},
 			Run{Size: 4096, Iterations: 100, Seconds: 1, Bytes: 409600, CPUSeconds: CPUSeconds{Local: value(0)}, MessageRate: value(108), Bandwidth: &BandwidthStats{
-				BytesPerSecond: 108 * 4096, Tx: value(110 * 4096), Rx: value(108 * 4096), Min: value(80 * 4096), Max: value(119 * 4096),
+				BytesPerSecond: 108 * 4096, Tx: value(108 * 4096), Offered: value(110 * 4096), Min: value(80 * 4096), Max: value(119 * 4096), Confirmed: true,
 			}},
 		},
 		{
@@ -219,7 +219,7 @@ func TestFigures(t *testing.T) {
 		},
 		{
 			"one completion: a rate over the whole", Spec{Kind: Bandwidth, Op: verbs.Write}, 8, verbs.RunResult{Completed: 1, Elapsed: time.Millisecond}, control.FinishReply{},
-			Run{Size: 8, Iterations: 1, Seconds: 1e-3, Bytes: 8, CPUSeconds: CPUSeconds{Local: value(0)}, MessageRate: value(1000), Bandwidth: &BandwidthStats{BytesPerSecond: 8000}, short: true},
+			Run{Size: 8, Iterations: 1, Seconds: 1e-3, Bytes: 8, CPUSeconds: CPUSeconds{Local: value(0)}, MessageRate: value(1000), Bandwidth: &BandwidthStats{BytesPerSecond: 8000, Tx: value(8000)}, short: true},
 		},
 		{
 			"no time at all", Spec{Kind: Bandwidth, Op: verbs.Write}, 8, verbs.RunResult{Completed: 1}, control.FinishReply{},
@@ -230,7 +230,7 @@ func TestFigures(t *testing.T) {
 			verbs.RunResult{Completed: math.MaxUint32, Elapsed: time.Hour}, control.FinishReply{Rate: value(1e12), MinRate: value(0), MaxRate: value(1e12)},
 			Run{
 				Size: control.MaxMessage, Iterations: math.MaxUint32, Seconds: 3600, Bytes: math.MaxUint32 << 30, CPUSeconds: CPUSeconds{Local: value(0)}, MessageRate: value(1e12),
-				Bandwidth: &BandwidthStats{BytesPerSecond: 1e12 * (1 << 30), Rx: value(1e12 * (1 << 30)), Min: value(0), Max: value(1e12 * (1 << 30))},
+				Bandwidth: &BandwidthStats{BytesPerSecond: 1e12 * (1 << 30), Tx: value(1e12 * (1 << 30)), Min: value(0), Max: value(1e12 * (1 << 30)), Confirmed: true},
 			},
 		},
 	} {
@@ -238,7 +238,7 @@ func TestFigures(t *testing.T) {
 			if err := tt.rep.Validate(); err != nil {
 				t.Fatal(err)
 			}
-			got := (&initiation{spec: tt.spec}).figures(tt.size, tt.res, &tt.rep)
+			got := (&initiation{spec: tt.spec}).figures(&spoken{size: tt.size, timed: tt.res, rep: &tt.rep})
 			near := cmp.Comparer(func(a, b float64) bool { return math.Abs(a-b) <= 1e-3*math.Abs(b) })
 			if diff := cmp.Diff(&tt.want, got, near, cmp.AllowUnexported(Run{}), cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".Histogram" }, cmp.Ignore())); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)

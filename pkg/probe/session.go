@@ -4,6 +4,9 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"fmt"
+	"math"
+	"sync"
 	"time"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/control"
@@ -186,4 +189,138 @@ func wireEvidence(e *EndEvidence) *control.Evidence {
 		return nil
 	}
 	return (*control.Evidence)(e)
+}
+
+// specOf is the probe that a responder is asked to take part in.
+func specOf(r *control.OpenRequest) Spec {
+	s := Spec{
+		Kind: Kind(r.Kind), Transport: verbs.Transport(r.Transport), Op: verbs.Op(r.Op), QPs: len(r.Endpoint.QPs), RxDepth: r.RxDepth, Sizes: []int{r.MaxMsg},
+		Bidirectional: r.Shape.Bidirectional, Reverse: r.Shape.Reverse, ReadShare: float64(r.Shape.Mixed) / 1000, Verify: r.Shape.Verify,
+		Events: r.Shape.Events, Threads: r.Shape.Threads, RateLimit: r.Shape.Rate, TxDepth: r.Shape.TxDepth, CQMod: r.Shape.CQMod,
+		PostList: r.Shape.PostList, Inline: r.Shape.Inline, PKey: r.PKey,
+	}
+	if s.Reverse {
+		s.Duration = time.Second // the initiator's to end
+	}
+	return s.WithDefaults()
+}
+
+// wire is what the responder must know of a spec's shape.
+func (s Spec) wire() control.Shape {
+	w := control.Shape{
+		Bidirectional: s.Bidirectional, Reverse: s.Reverse, Mixed: s.readPermille(), Verify: s.Verify, Events: s.Events, Threads: s.Threads, Rate: s.RateLimit,
+	}
+	if s.peerSends() || s.Verify { // which both ends make room for alike
+		w.TxDepth, w.CQMod, w.PostList, w.Inline = s.TxDepth, s.CQMod, s.PostList, s.Inline
+	}
+	return w
+}
+
+func (s Spec) readPermille() int { return int(math.Round(s.ReadShare * 1000)) }
+
+// endpoint is one end of a session for messages of up to maxMsg bytes, but for its port and memory.
+func (s Spec) endpoint(initiator bool, maxMsg int) verbs.EndpointSpec {
+	e := verbs.EndpointSpec{
+		Transport: s.Transport, Op: s.Op, Initiator: initiator, Mixed: s.ReadShare > 0, Events: s.Events, QPs: s.QPs, Threads: s.Threads,
+		TxDepth: 1, CQMod: 1, PostList: 1, MaxMsg: maxMsg, BothWays: s.peerSends(),
+	}
+	if s.Transport == verbs.UD {
+		e.QKey = rand32() &^ (1 << 31) // the high bit is the kernel's
+	}
+	pingPong := s.Kind == Latency && !s.Op.OneSided()
+	sends, receives := initiator != s.Reverse || s.Bidirectional, s.Op.Receives() && (initiator == s.Reverse || s.Bidirectional)
+	switch {
+	case pingPong:
+		e.BothWays, e.TxDepth, e.Inline = true, latencyDepth, s.Inline
+		if initiator {
+			e.TxDepth = s.TxDepth
+		}
+		receives = s.Op.Receives()
+	case s.Kind == Latency:
+		if initiator {
+			e.TxDepth = s.TxDepth
+		}
+		receives = false
+	case sends:
+		e.TxDepth, e.CQMod, e.PostList, e.Inline = s.TxDepth, s.CQMod, s.PostList, s.Inline
+	}
+	if receives {
+		e.RxDepth = s.RxDepth
+	}
+	return e
+}
+
+func rand32() uint32 {
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // never fails, see crypto/rand
+	return binary.LittleEndian.Uint32(b[:])
+}
+
+// reverseWarmup is how long the peer sends before it counts.
+func (s Spec) reverseWarmup() time.Duration { return min(100*time.Millisecond, s.Duration/4) }
+
+// options are the spec's part of a Result.
+func (s Spec) options() Options {
+	return Options{
+		TxDepth: s.TxDepth, RxDepth: s.RxDepth, CQMod: s.CQMod, PostList: s.PostList, Threads: s.Threads, Events: s.Events, Bidirectional: s.Bidirectional,
+		Reverse: s.Reverse, ReadShare: s.ReadShare, RateLimit: s.RateLimit, Verify: s.Verify, ServiceLevel: s.ServiceLevel, TrafficClass: s.TrafficClass,
+		FlowLabel: s.FlowLabel, PKey: int(s.PKey),
+	}
+}
+
+// pkeyIndex finds a partition in the port's table by the 15 bits that name it; of two entries the full member's.
+func (p *LocalPort) pkeyIndex(pkey uint16) (int, *failure) {
+	if pkey == 0 {
+		return 0, nil
+	}
+	found := -1
+	var have []string
+	for i := range p.State.PKeys {
+		v, err := p.dev.PKey(p.Port, i)
+		if err != nil || v&0x7fff == 0 {
+			continue
+		}
+		have = append(have, fmt.Sprintf("%#04x", v))
+		if v&0x7fff == pkey&0x7fff && (found < 0 || v&0x8000 != 0) {
+			found = i
+		}
+	}
+	if found < 0 {
+		return 0, fail(StageSetup, Incompatible, ScopeLocal, "%s port %d has no partition %#04x: it has %v", p.Device, p.Port, pkey, have)
+	}
+	return found, nil
+}
+
+// barrier lets sessions begin their timed parts together. A nil one keeps nobody.
+type barrier struct {
+	mu      sync.Mutex
+	missing int           // sessions that are not there yet
+	open    chan struct{} // closed when none is
+}
+
+func newBarrier(n int) *barrier { return &barrier{missing: n, open: make(chan struct{})} }
+
+// arrive is for a session that is there, or will never be.
+func (b *barrier) arrive() {
+	if b == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.missing--; b.missing == 0 {
+		close(b.open)
+	}
+}
+
+func (b *barrier) wait(ctx context.Context) *failure {
+	if b == nil {
+		return nil
+	}
+	b.arrive()
+	select {
+	case <-b.open:
+		return nil
+	case <-ctx.Done():
+		return fail(StageRun, Timeout, ScopeLocal, "the other sessions were not ready: %s", context.Cause(ctx))
+	}
 }

@@ -52,8 +52,8 @@ func checkRun(t *testing.T, kind Kind, op verbs.Op, size, messages int, run Run)
 			t.Errorf("size %d: %+v", size, run)
 			return
 		}
-		if b.Rx != nil && !answered || b.Rx != nil && *b.Rx != b.BytesPerSecond {
-			t.Errorf("size %d: received %g of %g bytes per second", size, *b.Rx, b.BytesPerSecond)
+		if there, back := b.Tx, b.Rx; (op == verbs.Read) != (there == nil) || (there == nil) == (back == nil) || b.Confirmed != op.Receives() || (b.Offered != nil) != b.Confirmed {
+			t.Errorf("size %d: %+v flows the wrong way, or says the wrong thing of arrivals", size, b)
 		}
 		if run.Bytes != uint64(messages*size) {
 			t.Errorf("size %d: %d bytes", size, run.Bytes)

@@ -154,7 +154,9 @@ func (h *host) Open(ctx context.Context, r *control.OpenRequest) (*control.OpenR
 func (h *host) Run(ctx context.Context, id string, r *control.RunRequest) error {
 	return h.service.Run(ctx, id, r)
 }
-func (h *host) Mark(ctx context.Context, id string) error { return h.service.Mark(ctx, id) }
+func (h *host) Mark(ctx context.Context, id string) (*control.MarkReply, error) {
+	return h.service.Mark(ctx, id)
+}
 func (h *host) Finish(ctx context.Context, id string, r *control.FinishRequest) (*control.FinishReply, error) {
 	return h.service.Finish(ctx, id, r)
 }

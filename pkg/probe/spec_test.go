@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -13,11 +14,11 @@ import (
 
 func TestWithDefaults(t *testing.T) {
 	latency := Spec{
-		Kind: Latency, Transport: verbs.RC, Op: verbs.Write, Sizes: []int{8}, Iterations: 1000, Warmup: 100, TxDepth: 16, RxDepth: 16, QPs: 1,
+		Kind: Latency, Transport: verbs.RC, Op: verbs.Write, Sizes: []int{8}, Iterations: 1000, Warmup: 100, TxDepth: 16, RxDepth: 16, QPs: 1, Threads: 1, Repeat: 1,
 		CQMod: 1, PostList: 1, Retries: 6, RNRRetry: 7, Deadline: 31 * time.Second, Wait: 5 * time.Second,
 	}
 	bandwidth := Spec{
-		Kind: Bandwidth, Transport: verbs.RC, Op: verbs.Write, Sizes: []int{65536}, Iterations: 5000, Warmup: 128, TxDepth: 128, RxDepth: 512, QPs: 1,
+		Kind: Bandwidth, Transport: verbs.RC, Op: verbs.Write, Sizes: []int{65536}, Iterations: 5000, Warmup: 128, TxDepth: 128, RxDepth: 512, QPs: 1, Threads: 1, Repeat: 1,
 		CQMod: 1, PostList: 1, Retries: 6, RNRRetry: 7, Deadline: 31 * time.Second, Wait: 5 * time.Second,
 	}
 	with := func(s Spec, change func(*Spec)) Spec { change(&s); return s }
@@ -72,9 +73,30 @@ func TestSpecValidate(t *testing.T) {
 		spec Spec
 	}{
 		{"kind \"speed\"", Spec{Kind: "speed"}},
-		{"transport \"ud\"", Spec{Transport: verbs.UD}},
+		{"ud has no write", Spec{Transport: verbs.UD}},
+		{"uc has no read", Spec{Transport: verbs.UC, Op: verbs.Read}},
+		{"works on 8 bytes", Spec{Op: verbs.FetchAdd, Sizes: []int{16}}},
+		{"one packet", Spec{Transport: verbs.UD, Op: verbs.Send, Sizes: []int{8192}}},
+		{"threads share 2 QPs", Spec{Kind: Bandwidth, QPs: 2, Threads: 3}},
+		{"one message under way", Spec{Bidirectional: true}},
+		{"leave one out", Spec{Kind: Bandwidth, Bidirectional: true, Reverse: true, Duration: time.Second}},
+		{"needs a duration", Spec{Kind: Bandwidth, Reverse: true}},
+		{"rate limit is for bandwidth", Spec{RateLimit: 1e6}},
+		{"above 0", Spec{Kind: Bandwidth, RateLimit: -1}},
+		{"above 0", Spec{Kind: Bandwidth, RateLimit: math.NaN()}},
+		{"share of reads", Spec{Kind: Bandwidth, ReadShare: 1.5}},
+		{"mixed with writes", Spec{Kind: Bandwidth, ReadShare: 0.5, Op: verbs.Send}},
+		{"can't be verified", Spec{Kind: Bandwidth, ReadShare: 0.5, Verify: true}},
+		{"half a message", Spec{Kind: Bandwidth, Transport: verbs.UC, Verify: true}},
+		{"takes 8 bytes", Spec{Kind: Bandwidth, Verify: true, Sizes: []int{4}}},
+		{"smaller tx depth", Spec{Kind: Bandwidth, Verify: true, TxDepth: 128, Sizes: []int{8 << 20}}},
+		{"raises no event", Spec{Events: true}},
+		{"raw samples are of latency", Spec{Kind: Bandwidth, RawSamples: 5}},
+		{"leave one out", Spec{FlowLabel: 5, FlowLabels: 5}},
+		{"flow labels 1025", Spec{FlowLabels: 1025}},
+		{"repeat 101", Spec{Repeat: 101}},
+		{"CPU's number", Spec{CPUs: []int{4096}}},
 		{"transport \"xrc\"", Spec{Transport: "xrc"}},
-		{"op \"fetch-add\"", Spec{Op: verbs.FetchAdd}},
 		{"op \"teleport\"", Spec{Op: "teleport"}},
 		{"iterations and duration", Spec{Iterations: 5, Duration: time.Second}},
 		{"negative", Spec{Iterations: -1}},

@@ -222,8 +222,27 @@ func (p *LocalPort) header(gid int) int {
 	return ethernet + grh + udp + bth
 }
 
-// traffic is what n messages of a size put on the wire in a timed part of a length in seconds.
-func (s *initiation) traffic(size int, n uint64, seconds float64) ownTraffic {
+// traffic is what the messages of a timed part put on the wire.
+func (s *initiation) traffic(v *spoken) ownTraffic {
+	o := s.flows(v.size, v.timed.Posted)
+	if s.spec.peerSends() && v.rep.Sent != nil { // warm-up and all: what is too much here is not found as foreign
+		back := s.flows(v.size, *v.rep.Sent)
+		o.packets += back.packets
+		o.local.tx += back.local.rx
+		o.local.rx += back.local.tx
+	}
+	o.seconds = (v.to - v.from).Seconds()
+	if !s.port.software { // whose rate is a word
+		o.rate = s.port.State.RateGbps * 1e9 / 8
+		if theirs := float64(s.rep.Endpoint.RateBPS); theirs > 0 && (o.rate <= 0 || theirs < o.rate) {
+			o.rate = theirs
+		}
+	}
+	return o
+}
+
+// flows are n messages of one end on the wire, as that end counts them.
+func (s *initiation) flows(size int, n uint64) ownTraffic {
 	mtu := 4096
 	if s.r.MTU != nil && *s.r.MTU > 0 {
 		mtu = *s.r.MTU
@@ -232,21 +251,17 @@ func (s *initiation) traffic(size int, n uint64, seconds float64) ownTraffic {
 	packets := n * uint64(max(1, (size+mtu-1)/mtu))
 	payload := n*uint64(size) + packets*head + n*reqHeader
 	answers := packets * (head + ackHeader) // one for each packet at most, mostly one for many
-	o := ownTraffic{packets: packets, seconds: seconds}
+	o := ownTraffic{packets: packets}
 	switch {
 	case s.spec.Kind == Latency && !s.spec.Op.OneSided(): // there and back
 		o.packets *= 2
 		o.local = flows{payload + answers, payload + answers}
-	case s.spec.Op == verbs.Write, s.spec.Op == verbs.Send:
-		o.local = flows{tx: payload, rx: answers}
-	default: // a small request, and the payload is the answer
+	case s.spec.ReadShare > 0: // each way at most all of it
+		o.local = flows{payload, payload + answers}
+	case s.spec.Op.OneSided(): // a small request, and the payload is the answer
 		o.local = flows{tx: n * (head + reqHeader), rx: n*uint64(size) + answers}
-	}
-	if !s.port.software { // whose rate is a word
-		o.rate = s.port.State.RateGbps * 1e9 / 8
-		if theirs := float64(s.rep.Endpoint.RateBPS); theirs > 0 && (o.rate <= 0 || theirs < o.rate) {
-			o.rate = theirs
-		}
+	default:
+		o.local = flows{tx: payload, rx: answers}
 	}
 	return o
 }

@@ -3,6 +3,7 @@ package probe
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -190,7 +191,7 @@ func TestOwnTraffic(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := &initiation{spec: tt.spec, port: tt.port, gidIndex: tt.gid, r: &Result{MTU: &mtu}, rep: &control.OpenReply{Endpoint: control.Endpoint{RateBPS: 25e9}}}
-			o := s.traffic(tt.size, tt.n, 2)
+			o := s.traffic(&spoken{size: tt.size, timed: verbs.RunResult{Posted: tt.n}, to: 2 * time.Second, rep: &control.FinishReply{}})
 			if o.local.tx < tt.tx || o.local.tx > tt.tx+tt.tx/2 {
 				t.Errorf("sent %d, on the wire are %d", o.local.tx, tt.tx)
 			}

@@ -181,3 +181,15 @@ func (d *Device) GIDs(port int) ([]GID, error) {
 // ClockResidual is the relative difference between two calibrations of the clock that latency samples are taken with, one of the
 // process's first second and one of all the time since; 0 where that clock needs none.
 func ClockResidual() float64 { return float64(C.rb_clock_residual()) }
+
+// PKey is an entry of a port's partition table, in host order. 0 is an empty one.
+func (d *Device) PKey(port, index int) (uint16, error) {
+	var v C.uint16_t
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	if d.c == nil {
+		return 0, &OpError{Op: "query P_Key", Device: d.name, Errno: syscall.ENODEV}
+	}
+	err := opError("query P_Key", d.name, C.rb_query_pkey(d.c, C.int(port), C.int(index), &v))
+	return uint16(v), err
+}

@@ -19,6 +19,8 @@ type Memory struct {
 	// Ring, in bytes, is what successive messages of a bandwidth run walk through at each end, over all QPs. Above the size of
 	// the last-level cache it takes them to DRAM. 0: each QP's messages stay in one place.
 	Ring int
+	// Slots is how many messages it walks through at most before it begins anew; 0: as many as fit.
+	Slots int
 	// RelaxedOrdering lets the device's writes pass each other on the bus, where device and root port know that. A device that
 	// refuses it is used without. Not for a buffer that is polled.
 	RelaxedOrdering bool
@@ -55,7 +57,7 @@ func (s EndpointSpec) BufferBytes() int64 {
 
 // fill sets the C side's wishes.
 func (m Memory) fill(a *C.struct_rb_ep_attr) {
-	a.ring, a.huge_pages, a.relaxed = C.uint64_t(m.Ring), cBool(m.HugePages), cBool(m.RelaxedOrdering)
+	a.ring, a.slots, a.huge_pages, a.relaxed = C.uint64_t(m.Ring), C.uint64_t(m.Slots), cBool(m.HugePages), cBool(m.RelaxedOrdering)
 	a.numa_node, a.gpu = -1, -1
 	if m.NUMANode != nil {
 		a.numa_node = C.int(*m.NUMANode)

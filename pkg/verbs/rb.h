@@ -115,6 +115,7 @@ struct rb_ep_attr {
 	uint64_t samples; /* ticks kept before they go into the histogram; 0: no latency here */
 	/* memory */
 	uint64_t ring;  /* bytes that successive messages walk through, over all QPs; 0: each QP stays in one place */
+	uint64_t slots; /* of a ring that it walks at most; 0: as many as fit */
 	int huge_pages;
 	int numa_node;  /* to prefer; negative: any */
 	int relaxed;    /* relaxed ordering is wanted */

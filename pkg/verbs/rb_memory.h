@@ -21,10 +21,12 @@ static inline struct rb_ring rb_ring_of(const struct rb_ep *e, uint64_t size)
 	uint64_t unit = size >= 4096 ? 4096 : 64, grh = e->a.transport == RB_UD ? 40 : 0;
 	uint64_t step = (size + grh + unit - 1) / unit * unit;
 	uint64_t room = e->a.msg_max + 64; /* a receive may take as much */
+	uint64_t slots;
 
 	if (!e->a.ring || half < room)
 		return (struct rb_ring){ .step = step, .slots = 1 };
-	return (struct rb_ring){ .step = step, .slots = (half - room) / step + 1 };
+	slots = (half - room) / step + 1;
+	return (struct rb_ring){ .step = step, .slots = e->a.slots && e->a.slots < slots ? e->a.slots : slots };
 }
 
 #endif

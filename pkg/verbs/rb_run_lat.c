@@ -241,11 +241,12 @@ out:
 
 enum answer { ANSWERED, LOST, ENDED };
 
-/* How long to wait for an answer that may not come: eight times the longest wait so far, at least 10 ms, at most 1 s. */
+/* How long to wait for an answer that may not come: eight times the longest wait so far, at least 100 ms (a responder may lose
+ * its CPU for a while), at most 1 s. */
 static uint64_t patience(const struct rb_ep *e)
 {
 	const double k = rb_clock_ns_per_tick();
-	uint64_t least = (uint64_t)(10000000 / k), most = (uint64_t)(1000000000 / k), eight = 8 * e->answer_max;
+	uint64_t least = (uint64_t)(100000000 / k), most = (uint64_t)(1000000000 / k), eight = 8 * e->answer_max;
 
 	if (!e->answer_max || eight > most)
 		return most;
@@ -370,7 +371,7 @@ static inline enum answer wait_message(struct pinger *p, uint64_t wait, uint64_t
 		e->state[0].rx_posted--;
 		p->r->received++;
 		if (p->r->verify) {
-			uint32_t number = may_lose(e) || e->a.op == RB_WRITE_IMM ? ntohl(wc.imm_data) : (uint32_t)e->state[0].rx_done;
+			uint64_t number = wc.wc_flags & IBV_WC_WITH_IMM ? ntohl(wc.imm_data) : e->state[0].rx_done;
 
 			if (rb_pattern_check(e->a.op == RB_WRITE_IMM ? rb_written_buf(e, 0, number) : rb_receive_buf(e, 0, e->state[0].rx_done), p->r->size, 0, 0, number, p->r))
 				return ENDED;

@@ -50,9 +50,10 @@ struct sink {
 static int check(struct sink *s, int q, const struct ibv_wc *wc, struct rb_run *r)
 {
 	struct rb_ep *e = s->e;
-	uint32_t number = ntohl(wc->imm_data);
-	/* What is written lands where its number says, what is sent in the receive that it took. */
-	const uint8_t *p = e->a.op == RB_WRITE_IMM ? rb_written_buf(e, q, number) : rb_receive_buf(e, q, e->state[q].rx_done);
+	/* Over RC messages arrive in their order; a number that they have says the same. What is written lands where that says, what
+	 * is sent in the receive that it took. */
+	uint64_t nth = e->state[q].rx_done, number = wc->wc_flags & IBV_WC_WITH_IMM ? ntohl(wc->imm_data) : nth;
+	const uint8_t *p = e->a.op == RB_WRITE_IMM ? rb_written_buf(e, q, number) : rb_receive_buf(e, q, nth);
 
 	return rb_pattern_check(p, r->size, 0, q, number, r);
 }

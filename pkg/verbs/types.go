@@ -32,6 +32,9 @@ const (
 // OneSided reports whether only the initiator's CPU takes part: the responder's device answers alone.
 func (o Op) OneSided() bool { return o == Read || o == FetchAdd || o == CmpSwap }
 
+// Atomic reports whether the op changes 8 bytes of the far end and fetches what was there.
+func (o Op) Atomic() bool { return o == FetchAdd || o == CmpSwap }
+
 // Receives reports whether a message consumes a receive on the far end, which then learns of its arrival.
 func (o Op) Receives() bool { return o == Send || o == WriteImm }
 
