@@ -320,6 +320,9 @@ func (s *initiation) settle(v *spoken) *failure {
 			return corrupt(err)
 		}
 	}
+	if s.spec.Reverse && rep.Sent != nil && *rep.Sent == 0 {
+		return fail(StageRun, Timeout, ScopePeer, "%s sent nothing in %s", s.to.Name, s.spec.Duration)
+	}
 	if s.spec.lossy() {
 		return nil
 	}

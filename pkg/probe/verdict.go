@@ -2,6 +2,7 @@ package probe
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
 
@@ -64,7 +65,14 @@ func (r *Result) taint(tolerance Tolerances) {
 			r.addTaint(d)
 		}
 	}
+	const thousandth = 1e-3
+	if r.ClockResidual > thousandth {
+		r.addTaint(TaintDetail{Taint: TaintClock, Side: "local", Counter: "clock", Note: fmt.Sprintf("two calibrations differ by %.2g", r.ClockResidual)})
+	}
 	for _, run := range r.Runs {
+		if l := run.Latency; l != nil && run.Delayed > 0 && float64(run.Delayed) >= thousandth*float64(l.Samples) {
+			r.addTaint(TaintDetail{Taint: TaintClock, Side: "local", Counter: "delayed samples", Delta: uint64(run.Delayed), Limit: uint64(thousandth * float64(l.Samples))})
+		}
 		if run.Bandwidth != nil && run.short {
 			r.addTaint(TaintDetail{Taint: TaintShortRun, Side: "local", Counter: "messages", Delta: run.Iterations})
 		}
