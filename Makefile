@@ -54,8 +54,9 @@ test-rules: setup ## rules and dashboards, with Debian's Prometheus; on the metr
 .PHONY: test-fleet
 test-fleet: build build-lab ## daemons on real verbs in the lab
 	$(GO) test -c -tags lab -o $(BUILD)/fleet.test ./test/fleet
-	rm -rf $(BUILD)/fleet
+	rm -rf $(BUILD)/fleet $(BUILD)/fleet8
 	$(BUILD)/lab exec --nodes 4 --out $(BUILD)/fleet -- $(BUILD)/fleet.test -test.v -test.timeout 20m
+	$(BUILD)/lab exec --nodes 8 --out $(BUILD)/fleet8 -- $(BUILD)/fleet.test -test.v -test.timeout 10m -test.run '^TestSweep$$'
 
 .PHONY: bench
 bench: build build-lab ## compare with perftest in the lab; table and build/bench.json

@@ -23,6 +23,7 @@ type sweepFlags struct {
 	names                     []string
 	file, storage, output     string
 	deadline                  time.Duration
+	parallel                  int
 	fleet, full, accept, once bool
 }
 
@@ -32,6 +33,7 @@ func addSweep(app *kingpin.Application, add func(string, func(context.Context, *
 	cmd.Arg("name", "Probes to run (default: those that are sweeps: bandwidth or message-rate with pairing all or tournament).").StringsVar(&f.names)
 	f.common(cmd)
 	cmd.Flag("fleet", "Have every node run its rows, and report on all of them.").BoolVar(&f.fleet)
+	cmd.Flag("parallel", "With --fleet: nodes that run their rows at a time; fewer take longer and load the fabric less (default: all).").IntVar(&f.parallel)
 	cmd.Flag("full", "All configured probes.").BoolVar(&f.full)
 	cmd.Flag("accept", "If this node is healthy, record what it performs like as label.json below --storage.path.").BoolVar(&f.accept)
 	cmd.Flag("once", "Do not measure suspects again.").BoolVar(&f.once)
@@ -110,7 +112,7 @@ func (f *sweepFlags) sweep(ctx context.Context, env *environment) error {
 
 // sweepFleet has all daemons run their rows.
 func (f *sweepFlags) sweepFleet(ctx context.Context, cfg *config.Config, name string, probes []config.Probe, client *control.Client, req control.SweepRequest, store *sweeper.Store, show func(int, int)) (*sweep.Report, error) {
-	fleet := &sweeper.Fleet{Client: client, Members: sweeper.Members(cfg, cfg.Peers.Static, daemon.OwnControl(cfg)), Progress: show}
+	fleet := &sweeper.Fleet{Client: client, Members: sweeper.Members(cfg, cfg.Peers.Static, daemon.OwnControl(cfg)), Progress: show, AtOnce: max(0, f.parallel)}
 	started := time.Now().UTC()
 	limit, cancel := context.WithTimeout(ctx, f.deadline+time.Minute) // nodes stop by themselves at the deadline
 	defer cancel()

@@ -151,7 +151,7 @@ func (a *analysis) accuse(n nic) *accusation {
 	}
 	x.weight = len(x.rows)
 	// A node whose daemon can't be reached has no more than that: it is not its NIC.
-	if 2*control > len(x.rows) {
+	if 2*control > len(x.rows) || n.device == "" {
 		x.s.Kind, x.s.Name, x.s.Device, x.s.Port, x.s.Rail = Node, n.node, "", 0, ""
 	}
 	return x

@@ -30,6 +30,7 @@ const (
 type Fleet struct {
 	Client  *control.Client
 	Members []config.Peer // the asking node among them
+	AtOnce  int           // nodes that run their rows at a time; 0: all
 	// Progress, if set, is told now and then, from several goroutines.
 	Progress func(done, planned int)
 }
@@ -75,7 +76,7 @@ func (f *Fleet) run(ctx context.Context, members []config.Peer, request func(con
 		<-calls
 	}
 	pause := max(pollEvery, time.Duration(len(members))*5*time.Millisecond) // at most 200 polls a second
-	return f.all(ctx, members, len(members), func(ctx context.Context, m config.Peer) (*control.RowsReply, error) {
+	return f.all(ctx, members, cmp.Or(f.AtOnce, len(members)), func(ctx context.Context, m config.Peer) (*control.RowsReply, error) {
 		req := request(m)
 		var err error
 		call(func() { err = f.start(ctx, m, req) })
