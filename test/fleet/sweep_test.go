@@ -84,7 +84,7 @@ func TestSweep(t *testing.T) {
 			}
 			command(t, "node", "start", "8")
 		}()
-		r := sweepByHand(t, "sweep", "--full", "--fleet", "--parallel=1")
+		r := sweepByHand(t, "sweep", "--full", "--fleet", "--parallel=1", "--once")
 		symptoms := map[string][]string{}
 		for _, s := range r.Suspects {
 			symptoms[s.Node] = append(symptoms[s.Node], s.Symptoms...)
