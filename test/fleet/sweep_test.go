@@ -76,7 +76,7 @@ func TestSweep(t *testing.T) {
 	t.Run("faulty", func(t *testing.T) {
 		command(t, "fault", "3", "delay", "10ms")
 		command(t, "fault", "4", "loss", "2%")
-		command(t, "fault", "5", "rate", "40mbit")
+		command(t, "fault", "5", "rate", "8mbit") // far below what a busy host makes of the others
 		command(t, "node", "kill", "8")
 		defer func() {
 			for _, n := range []string{"3", "4", "5"} {
@@ -85,6 +85,7 @@ func TestSweep(t *testing.T) {
 			command(t, "node", "start", "8")
 		}()
 		r := sweepByHand(t, "sweep", "--full", "--fleet", "--parallel=1", "--once")
+		// A delay of 10 ms is beyond rxe's patience now and then: then it shows as packets sent again, too.
 		symptoms := map[string][]string{}
 		for _, s := range r.Suspects {
 			symptoms[s.Node] = append(symptoms[s.Node], s.Symptoms...)
@@ -92,7 +93,7 @@ func TestSweep(t *testing.T) {
 				t.Errorf("%s %s is blamed: %s", s.Kind, s.Name, s.Evidence)
 			}
 		}
-		for node, want := range map[string][]string{"node3": {"latency"}, "node4": {"loss", "latency", "bandwidth"}, "node5": {"bandwidth"}, "node8": {"failures"}} {
+		for node, want := range map[string][]string{"node3": {"latency", "loss"}, "node4": {"loss", "latency", "bandwidth"}, "node5": {"bandwidth"}, "node8": {"failures"}} {
 			if !slices.ContainsFunc(want, func(w string) bool { return slices.Contains(symptoms[node], w) }) {
 				t.Errorf("%s is not blamed for any of %q: %q", node, want, symptoms[node])
 			}
