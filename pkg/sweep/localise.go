@@ -15,6 +15,7 @@ import (
 const (
 	badShare    = 0.6  // of a port's peers in one direction: the port is bad
 	minPeers    = 3    // that a port must have been measured with
+	weakPeers   = 5    // likewise, if p99 or retransmits are all there is
 	partShare   = 0.75 // of the parts of a whole (ports of a node or rail, nodes of a rack) that must be bad
 	goodShare   = 0.3  // of the rows inside a rack that may be bad if its uplink is to be blamed
 	minRacks    = 3    // with two, either could be blamed for what lies between them
@@ -23,9 +24,14 @@ const (
 )
 
 // count is how many of a port's peers are bad in a family and role.
-type count struct{ units, bad int }
+type count struct {
+	units, bad int
+	firm       int // of the bad, by more than p99 or retransmits
+}
 
-func (c count) qualifies() bool { return c.units >= minPeers && c.share() >= badShare }
+func (c count) qualifies() bool {
+	return c.units >= minPeers && c.share() >= badShare && (2*c.firm >= c.bad || c.units >= weakPeers)
+}
 func (c count) share() float64 {
 	if c.units == 0 {
 		return 0
@@ -69,6 +75,9 @@ func (a *analysis) count(n nic, keep func(*judged) bool) *counts {
 			u.units++
 			if j.bad[f] != nil {
 				u.bad++
+				if j.runs[f] > 0 {
+					u.firm++
+				}
 			}
 		}
 	}
@@ -77,6 +86,9 @@ func (a *analysis) count(n nic, keep func(*judged) bool) *counts {
 		out[u.f][u.role].units++
 		if 2*c.bad >= c.units {
 			out[u.f][u.role].bad++
+			if 2*c.firm >= c.bad {
+				out[u.f][u.role].firm++
+			}
 		}
 	}
 	return &out
