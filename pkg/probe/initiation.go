@@ -62,7 +62,7 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 	}
 	s.r.Options.Inline = s.ep.Inline
 	s.r.Memory = memoryGot(s.ep.Memory())
-	psn := randomPSNs(spec.QPs)
+	psn := s.i.Node.psns(spec.QPs)
 	s.req = &control.OpenRequest{
 		Minor: control.Minor, ID: newID(), Instance: s.i.Node.Instance, Host: s.i.Node.host,
 		Source: control.Source{Device: s.port.Device, Port: s.port.Port}, Node: s.i.Node.Name, Probe: spec.Name, Rail: shifted(s.port.Rail, s.to.Shift),

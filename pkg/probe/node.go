@@ -43,6 +43,9 @@ type Node struct {
 	Use func(device string) bool
 	// GIDIndex gives the GID index to use; negative: chosen by content.
 	GIDIndex func() int
+	// FirstPSN, if set, gives the number of a queue pair's first packet, which is random else. A run that begins near 1<<24 is
+	// soon over the wrap.
+	FirstPSN func() uint32
 	// Environments, if set, gives results their fingerprint.
 	Environments *Environments
 	// LameDuck says whether this node wishes to be left alone; nil: it doesn't.

@@ -209,3 +209,14 @@ func TestRails(t *testing.T) {
 		}
 	}
 }
+
+func TestFirstPSN(t *testing.T) {
+	n := Node{FirstPSN: func() uint32 { return 1<<24 + 7 }}
+	if got := n.psns(2); len(got) != 2 || got[0] != 7 || got[1] != 7 {
+		t.Errorf("%v, want the 24 bits that were given", got)
+	}
+	n.FirstPSN = nil
+	if got := n.psns(2); len(got) != 2 || got[0] == got[1] {
+		t.Errorf("%v, want two at random", got)
+	}
+}

@@ -212,7 +212,7 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 		return nil, setupFailure(err).toControl()
 	}
 	s.cpus, s.idle = n.takeCPUs(port, false, s.spec.Threads, nil)
-	psn := randomPSNs(es.QPs)
+	psn := n.psns(es.QPs)
 	rep := &control.OpenReply{
 		Minor: control.Minor, Instance: n.Instance, Host: n.host, Node: n.Name, Device: port.Device, Port: port.Port, Lease: s.lease.Seconds(),
 		MTU:      min(port.State.ActiveMTU, s.req.Endpoint.ActiveMTU),

@@ -116,6 +116,17 @@ func wireGIDs(gids []verbs.GID) []control.GID {
 	return out
 }
 
+// psns returns the first packet sequence numbers of n queue pairs.
+func (n *Node) psns(count int) []uint32 {
+	out := randomPSNs(count)
+	if n.FirstPSN != nil {
+		for i := range out {
+			out[i] = n.FirstPSN() & (1<<24 - 1)
+		}
+	}
+	return out
+}
+
 // path is what an end sets its queue pairs to. gid is its own source GID's index.
 func path(r *control.OpenRequest, gid, mtu int, own, peer *control.Endpoint) verbs.Path {
 	return verbs.Path{
