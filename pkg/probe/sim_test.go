@@ -221,7 +221,7 @@ func describe(r *Result) string {
 func wantUsable(t *testing.T, r *Result) {
 	t.Helper()
 	for _, taint := range r.Taints {
-		if taint != TaintShortRun {
+		if taint != TaintShortRun && taint != TaintClock { // a busy machine takes the CPU away
 			t.Errorf("tainted: %v", r.TaintLog)
 		}
 	}

@@ -36,12 +36,25 @@ void local_lock_slow(uint32_t *l)
 
 static bool slot_dead(uint32_t slot);
 
+enum { LOCKER_SHIFT = 10 };
+_Static_assert(MAX_SLOT <= 1 << LOCKER_SHIFT, "a slot fits below the process id in struct home's locker");
+
+static uint32_t locker(uint32_t slot) { return (uint32_t)getpid() << LOCKER_SHIFT | slot; }
+
+/* Whether a lock's holder is no more: its slot is dead, or has this process in it now. */
+static bool locker_dead(uint32_t holder)
+{
+	uint32_t slot = holder & ((1 << LOCKER_SHIFT) - 1);
+
+	return slot == home->slot ? holder != home->locker : slot_dead(slot);
+}
+
 void shared_lock_slow(uint32_t *l)
 {
 	for (unsigned i = 1;; i++) {
 		uint32_t holder = 0;
 
-		if (!peek(l) && __atomic_compare_exchange_n(l, &holder, home->slot, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+		if (!peek(l) && __atomic_compare_exchange_n(l, &holder, home->locker, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
 			return;
 		if (i % 128) {
 			cpu_relax();
@@ -49,8 +62,8 @@ void shared_lock_slow(uint32_t *l)
 		}
 		sched_yield();
 		holder = peek(l);
-		if (i % 8192 == 0 && holder && holder != home->slot && slot_dead(holder) &&
-		    __atomic_compare_exchange_n(l, &holder, home->slot, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+		if (i % 8192 == 0 && holder && holder != home->locker && locker_dead(holder) &&
+		    __atomic_compare_exchange_n(l, &holder, home->locker, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
 			return;
 	}
 }
@@ -176,6 +189,7 @@ static int create_home(void)
 			madvise(m, sizeof *home, MADV_DONTDUMP);
 			home = m;
 			home->slot = slot;
+			home->locker = locker(slot);
 			return 0;
 		}
 		err = errno;
@@ -344,6 +358,7 @@ static int start_alone(void)
 		return errno;
 	home = m;
 	home->slot = 1;
+	home->locker = locker(1);
 	return 0;
 }
 

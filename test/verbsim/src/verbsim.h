@@ -112,6 +112,7 @@ struct home {
 	/* A robust futex of the keeper thread: the kernel sets FUTEX_OWNER_DIED however the process ends. */
 	struct robust_list robust;
 	uint32_t life;
+	uint32_t locker; /* by which this process holds shared locks: its slot, and what tells it from others that lived there */
 	struct qp_rec qp[MAX_QP];
 	struct cq_rec cq[MAX_CQ];
 	struct mr_rec mr[MAX_MR];
@@ -195,7 +196,7 @@ static inline void shared_lock(uint32_t *l)
 {
 	uint32_t free_ = 0;
 
-	if (unlikely(!__atomic_compare_exchange_n(l, &free_, home->slot, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)))
+	if (unlikely(!__atomic_compare_exchange_n(l, &free_, home->locker, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)))
 		shared_lock_slow(l);
 }
 static inline void shared_unlock(uint32_t *l) { store(l, 0); }
