@@ -10,24 +10,27 @@ import (
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 )
 
-// pingFlags settles the flags that mean something else, or nothing, where pings are sent.
-func pingFlags(s *probe.Spec) error {
+// pingFlags refuses the flags that mean nothing where pings are sent, and those that mean something only there.
+func (f *probeFlags) pingFlags(s *probe.Spec) error {
 	if s.Kind != probe.Ping {
 		if s.Gap != 0 {
 			return errors.New("--interval is between pings: add --kind=ping, or leave it out")
 		}
 		return nil
 	}
-	s.Transport, s.Op = "", "" // of the flags' defaults; there is one of each for a ping
-	for _, f := range []struct {
+	for _, x := range []struct {
 		name string
 		set  bool
 	}{
 		{"qps", s.QPs != 0}, {"tx-depth", s.TxDepth != 0}, {"rx-depth", s.RxDepth != 0}, {"cq-mod", s.CQMod != 0}, {"post-list", s.PostList != 0},
 		{"warmup", s.Warmup != 0}, {"inline", s.Inline != 0}, {"mtu", s.MTU != 0}, {"ring", s.Memory.Ring != 0}, {"gpu", s.Memory.GPU != nil},
+		{"huge-pages", s.Memory.HugePages}, {"rdma-cm", s.RDMACM}, {"bidirectional", s.Bidirectional}, {"reverse", s.Reverse}, {"read-share", s.ReadShare != 0},
+		{"rate-limit", s.RateLimit != 0}, {"repeat", s.Repeat != 0}, {"verify", s.Verify}, {"threads", s.Threads != 0}, {"events", s.Events},
+		{"cpus", len(s.CPUs) > 0}, {"flow-labels", s.FlowLabels != 0}, {"pkey", s.PKey != 0}, {"qp-timeout", s.Timeout != 0}, {"retry-count", s.Retries != 0},
+		{"rnr-retry", s.RNRRetry != 0}, {"all-sizes", f.allSizes}, {"profile", f.profile != ""},
 	} {
-		if f.set {
-			return fmt.Errorf("--%s means nothing to a ping: leave it out", f.name)
+		if x.set {
+			return fmt.Errorf("--%s means nothing to a ping: leave it out", x.name)
 		}
 	}
 	return nil

@@ -99,6 +99,36 @@ func ParseSize(s string) (int64, error) {
 	return n * unit, nil
 }
 
+var rateUnits = map[string]float64{
+	"b/s": 1. / 8, "kb/s": 1e3 / 8, "Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8, "Tb/s": 1e12 / 8,
+	"B/s": 1, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "KiB/s": 1 << 10, "MiB/s": 1 << 20, "GiB/s": 1 << 30,
+}
+
+var rate = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?) ?([A-Za-z/]+)$`)
+
+// ParseRate reads a rate such as 10Gb/s or 500MB/s, b for bits and B for bytes, and returns bytes per second.
+func ParseRate(s string) (float64, error) {
+	m := rate.FindStringSubmatch(s)
+	if m == nil {
+		return 0, fmt.Errorf("%q is not a rate; write a number and a unit, for instance 10Gb/s or 500MB/s", s)
+	}
+	unit, ok := rateUnits[m[2]]
+	if !ok {
+		return 0, fmt.Errorf("rate %q has an unknown unit; use kb/s, Mb/s or Gb/s for bits, and kB/s, MB/s, GB/s, KiB/s, MiB/s or GiB/s for bytes", s)
+	}
+	v, err := strconv.ParseFloat(m[1], 64)
+	switch {
+	case err != nil || v*unit > maxRate:
+		return 0, fmt.Errorf("rate %q: %w", s, errTooLarge)
+	case v == 0:
+		return 0, fmt.Errorf("rate %q lets nothing through; leave the limit out for none", s)
+	}
+	return v * unit, nil
+}
+
+// maxRate is faster than any port, bytes per second.
+const maxRate = 1e13
+
 // ackTimeout is the unit of the exponent in a QP's local ACK timeout (InfiniBand specification, 9.7.6.1.3).
 const ackTimeout = 4096 * time.Nanosecond
 

@@ -222,7 +222,7 @@ func (s Spec) wire() control.Shape {
 		Bidirectional: s.Bidirectional, Reverse: s.Reverse, Mixed: s.readPermille(), Verify: s.Verify, Events: s.Events, Threads: s.Threads, Rate: s.RateLimit,
 	}
 	if s.peerSends() || s.Verify { // which both ends make room for alike
-		w.TxDepth, w.CQMod, w.PostList, w.Inline = s.TxDepth, s.CQMod, s.PostList, s.Inline
+		w.TxDepth, w.CQMod, w.PostList, w.Inline = s.TxDepth, s.CQMod, s.PostList, max(0, s.Inline)
 	}
 	return w
 }
@@ -242,7 +242,7 @@ func (s Spec) endpoint(initiator bool, maxMsg int) verbs.EndpointSpec {
 	sends, receives := initiator != s.Reverse || s.Bidirectional, s.Op.Receives() && (initiator == s.Reverse || s.Bidirectional)
 	switch {
 	case pingPong:
-		e.BothWays, e.TxDepth, e.Inline = true, latencyDepth, s.Inline
+		e.BothWays, e.TxDepth, e.Inline = true, latencyDepth, max(0, s.Inline)
 		if initiator {
 			e.TxDepth = s.TxDepth
 		}
@@ -253,7 +253,7 @@ func (s Spec) endpoint(initiator bool, maxMsg int) verbs.EndpointSpec {
 		}
 		receives = false
 	case sends:
-		e.TxDepth, e.CQMod, e.PostList, e.Inline = s.TxDepth, s.CQMod, s.PostList, s.Inline
+		e.TxDepth, e.CQMod, e.PostList, e.Inline = s.TxDepth, s.CQMod, s.PostList, max(0, s.Inline)
 	}
 	if receives {
 		e.RxDepth = s.RxDepth

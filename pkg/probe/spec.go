@@ -50,7 +50,7 @@ type Spec struct {
 	CPUs     []int // for the threads of this end; none: a CPU near the NIC that isn't isolated
 	CQMod    int   // one signaled completion per CQMod sends
 	PostList int   // work requests per post
-	Inline   int   // bytes of inline data to ask for
+	Inline   int   // bytes of inline data to ask for; negative: none
 
 	Memory Memory
 	RDMACM bool // connect by rdma_cm; on iWARP always
@@ -292,7 +292,7 @@ func (s Spec) Validate() error {
 		{"rx depth", s.RxDepth, 1, 1 << 16},
 		{"post list", s.PostList, 1, 1 << 16},
 		{"CQ moderation", s.CQMod, 1, 1 << 16},
-		{"inline size", s.Inline, 0, 1 << 16},
+		{"inline size", max(0, s.Inline), 0, 1 << 16},
 		{"service level", s.ServiceLevel, 0, 15},
 		{"traffic class", s.TrafficClass, 0, 255},
 		{"flow label", s.FlowLabel, 0, 1<<20 - 1},

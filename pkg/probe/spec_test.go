@@ -119,7 +119,6 @@ func TestSpecValidate(t *testing.T) {
 		{"tx depth 65537", Spec{Kind: Bandwidth, TxDepth: 1<<16 + 1}},
 		{"rx depth -1", Spec{RxDepth: -1}},
 		{"rx depth 65537", Spec{RxDepth: 1<<16 + 1}},
-		{"inline size -1", Spec{Inline: -1}},
 		{"inline size 65537", Spec{Inline: 1<<16 + 1}},
 		{"service level 16", Spec{ServiceLevel: 16}},
 		{"service level -1", Spec{ServiceLevel: -1}},

@@ -4,10 +4,40 @@ import (
 	"math"
 	"slices"
 	"strconv"
+
+	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
 
 // minSweep is how many sizes make a sweep.
 const minSweep = 3
+
+// AllSizes are the powers of two from 2 bytes to 8 MiB that the spec's transport and op carry over a port; nil: any.
+func (s Spec) AllSizes(p *LocalPort) []int {
+	from, to := 2, 8<<20
+	if s.Verify || s.Op.Atomic() {
+		from = 8 // a number in each message
+	}
+	if p != nil && p.State.MaxMsg > 0 {
+		to = int(min(uint64(to), uint64(p.State.MaxMsg)))
+	}
+	switch {
+	case s.Op.Atomic():
+		to = atomicSize
+	case s.Transport == verbs.UD:
+		to = min(to, maxUD)
+		if p != nil && p.State.ActiveMTU > 0 {
+			to = min(to, p.State.ActiveMTU)
+		}
+		if s.MTU > 0 {
+			to = min(to, s.MTU)
+		}
+	}
+	var out []int
+	for size := from; size <= to; size *= 2 {
+		out = append(out, size)
+	}
+	return out
+}
 
 // sweepOf finds the knee and the plateaus of a result's sizes; nil if there are too few.
 func sweepOf(runs []Run) *Sweep {
