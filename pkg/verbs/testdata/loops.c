@@ -3,6 +3,7 @@
 #include "../rb_run.h"
 #include "../rb_memory.h"
 
+#include <arpa/inet.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +35,8 @@ static struct {
 	struct rb_ring ring; /* the next message must come from, and go to, the next slot of it */
 	uint64_t slot[MAX_QPS], off_ring;
 	uint8_t *ring_buf;
+	unsigned drop_every; /* of answers */
+	uint64_t sends, reads, counter, wrong_at; /* what an atomic works on, and the one that it gets wrong */
 } dev;
 
 static void push(struct queue *q, struct ibv_wc wc) { q->wc[q->tail++ % CQ_LEN] = wc; }
@@ -70,17 +73,27 @@ static int fake_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_
 			continue;
 		}
 		dev.delivered++;
+		dev.reads += wr->opcode == IBV_WR_RDMA_READ;
+		if (wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP) {
+			uint64_t was = dev.counter + (dev.delivered == dev.wrong_at);
+
+			memcpy((void *)(uintptr_t)wr->sg_list->addr, &was, 8);
+			if (wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+				dev.counter += wr->wr.atomic.compare_add;
+			else if (dev.counter == wr->wr.atomic.compare_add)
+				dev.counter = wr->wr.atomic.swap;
+		}
 		if (wr->send_flags & IBV_SEND_SIGNALED) {
 			push(&dev.sq, (struct ibv_wc){ .wr_id = wr->wr_id, .byte_len = (uint32_t)dev.group[q], .qp_num = qp->qp_num });
 			dev.group[q] = 0;
 		}
-		if (dev.dead)
+		if (dev.dead || (dev.drop_every && ++dev.sends % dev.drop_every == 0))
 			continue;
 		if (dev.echo_to)
 			dev.echo_to[dev.echo_at] = *(uint8_t *)(uintptr_t)(wr->sg_list->addr + wr->sg_list->length - 1);
 		if (dev.echo_message && dev.rx[q] > 0) {
 			dev.rx[q]--;
-			push(&dev.rq, (struct ibv_wc){ .wr_id = (uint64_t)q, .byte_len = wr->sg_list->length });
+			push(&dev.rq, (struct ibv_wc){ .wr_id = (uint64_t)q, .byte_len = wr->sg_list->length, .imm_data = wr->imm_data, .wc_flags = IBV_WC_WITH_IMM });
 		}
 	}
 	return 0;
@@ -437,6 +450,172 @@ static void ring(void)
 		}
 }
 
+/* Numbered arrivals: each counts once, whatever their order. */
+static void numbered(void)
+{
+	static const uint32_t numbers[] = { 7, 8, 8, 10, 9, 7, 5000, 11, 5001, 4999 };
+	struct rb_ctl *ctl = rb_ctl_new();
+	struct rb_ep e = endpoint(RB_SEND, 1, 1, 1, 1);
+	struct rb_run r = run_for(0);
+
+	e.a.transport = RB_UD;
+	e.a.rx_depth = 16;
+	rb_arm(&e, 64, 0);
+	for (unsigned i = 0; i < sizeof numbers / sizeof *numbers; i++)
+		push(&dev.rq, (struct ibv_wc){ .byte_len = 104, .imm_data = htonl(numbers[i]), .wc_flags = IBV_WC_WITH_IMM });
+	push(&dev.rq, (struct ibv_wc){ .byte_len = 50 }); /* of the run before, which had another size */
+	rb_ctl_expect(ctl, 7);
+	rb_run_bw_sink(&e, &r, ctl);
+	/* 11 is out of the window by then: it can't be told from one that came before. */
+	expect(r.end == RB_END_DONE && r.received == 7 && r.duplicates == 3 && r.reordered == 2, "numbered", "wrong counts");
+	expect(r.bytes_received == 7 * 64 && r.late == 1, "numbered", "counted what is not of this run");
+	free(e.buf);
+	rb_ctl_free(ctl);
+}
+
+/* Pings that are lost are counted and not waited for, and an answer that comes late is not the next one's. */
+static void lossy(void)
+{
+	struct rb_ctl *ctl = rb_ctl_new();
+	struct rb_ep e = endpoint(RB_SEND, 1, 16, 1, 1);
+	struct rb_run r = run_for(200);
+
+	e.a.transport = RB_UC;
+	e.a.rx_depth = 16;
+	rb_arm(&e, 64, 0);
+	dev.echo_message = 1;
+	dev.drop_every = 60;
+	push(&dev.rq, (struct ibv_wc){ .byte_len = 64, .imm_data = htonl(12345), .wc_flags = IBV_WC_WITH_IMM });
+	dev.rx[0]--;
+	r.hist = hist;
+	rb_run_lat_message(&e, &r, ctl);
+	expect(r.end == RB_END_DONE && r.posted == 200 && r.lost == 3 && r.completed == 197, "lossy", "wrong counts");
+	expect(r.lat_n == 197 && hist_sum() == 197 && r.late == 1, "lossy", "samples of what was lost, or a late answer taken");
+	free(e.buf);
+	rb_ctl_free(ctl);
+}
+
+/* A rate is never exceeded, and reads are mixed in by their share. */
+static void paced_and_mixed(void)
+{
+	for (int list = 1; list <= 4; list += 3) {
+		struct rb_ctl *ctl = rb_ctl_new();
+		struct rb_ep e = endpoint(RB_WRITE, 3, 64, list, list);
+		struct rb_run r = run_for(0);
+
+		r.rate = 1e5;
+		r.duration_ns = 50000000;
+		rb_run_bw_source(&e, &r, ctl);
+		expect(r.end == RB_END_DONE && r.posted == r.completed, "paced", "messages left behind");
+		expect((double)r.posted <= r.rate * (double)(r.end_ns - r.start_ns) / 1e9 + 2 * list, "paced", "faster than allowed");
+		expect(r.posted > 1000, "paced", "hardly anything was sent");
+		free(e.buf);
+
+		e = endpoint(RB_WRITE, 2, 64, list, 4 * list);
+		e.a.mixed = 1;
+		r = run_for(1000);
+		r.read_permille = 300;
+		dev.partial_every = 29;
+		rb_run_bw_source(&e, &r, ctl);
+		expect(r.end == RB_END_DONE && dev.delivered == 2000 && dev.reads == 600, "mixed", "wrong share of reads");
+		free(e.buf);
+		rb_ctl_free(ctl);
+	}
+}
+
+/* Atomics follow one another on one counter; a value that does not fit is found. */
+static void atomics(void)
+{
+	static const enum rb_op ops[] = { RB_FETCH_ADD, RB_CMP_SWAP };
+
+	for (int i = 0; i < 2; i++)
+		for (int latency = 0; latency < 2; latency++)
+			for (uint64_t wrong = 0; wrong <= 200; wrong += 200) {
+				struct rb_ctl *ctl = rb_ctl_new();
+				struct rb_ep e = endpoint(ops[i], 1, 16, 1, latency ? 1 : 4);
+				char what[64];
+
+				snprintf(what, sizeof what, "atomic %d latency %d wrong %lu", i, latency, (unsigned long)wrong);
+				for (int pass = 0; pass < 2; pass++) {
+					struct rb_run r = run_for(100);
+
+					r.size = 8;
+					r.hist = hist;
+					dev.wrong_at = pass ? wrong : 0;
+					if (latency)
+						rb_run_lat_operation(&e, &r, ctl);
+					else
+						rb_run_bw_source(&e, &r, ctl);
+					if (pass && wrong) {
+						expect(r.end == RB_END_CORRUPT && r.bad_want == 199 && r.bad_got == 200, what, "a wrong value went unseen");
+						break;
+					}
+					expect(r.end == RB_END_DONE && r.completed == 100 && r.verified >= (latency ? 100 : 1), what, "not done, or not verified");
+					expect(dev.counter == (uint64_t)(pass + 1) * 100, what, "not each took effect");
+				}
+				free(e.buf);
+				rb_ctl_free(ctl);
+			}
+}
+
+/* What arrives is compared to what was sent, byte for byte. */
+static void verified(void)
+{
+	static const uint64_t sizes[] = { 8, 9, 64, 100, 4095 };
+
+	for (int i = 0; i < 5; i++)
+		for (int bad = 0; bad < 2; bad++) {
+			struct rb_ctl *ctl = rb_ctl_new();
+			struct rb_ep e = endpoint(RB_SEND, 1, 1, 1, 1);
+			struct rb_run r = run_for(0);
+			uint64_t size = sizes[i];
+
+			free(e.buf);
+			e.stride = e.c.stride = 5 * 4096;
+			e.buf = calloc(1, 2 * e.stride);
+			e.a.ring = 2 * e.stride;
+			e.a.slots = 4;
+			e.a.rx_depth = 4;
+			rb_arm(&e, size, 1);
+			for (uint64_t n = 0; n < 4; n++) {
+				rb_pattern_fill(rb_receive_buf(&e, 0, n), size, 0, n);
+				push(&dev.rq, (struct ibv_wc){ .byte_len = (uint32_t)size });
+				dev.rx[0]--;
+			}
+			if (bad)
+				rb_receive_buf(&e, 0, 2)[size - 1] ^= 0x10;
+			r.size = size;
+			r.verify = 1;
+			rb_ctl_expect(ctl, 4);
+			rb_run_bw_sink(&e, &r, ctl);
+			expect(bad ? r.end == RB_END_CORRUPT && r.bad_message == 2 && r.bad_at == (size - 1) / 8 * 8 : r.end == RB_END_DONE && r.verified == 4,
+			       "verified", bad ? "a wrong byte went unseen" : "what is right was refused");
+			free(e.buf);
+			rb_ctl_free(ctl);
+		}
+}
+
+/* Each thread has its own QPs, and touches no other's. */
+static void lanes(void)
+{
+	struct rb_lane two[] = { { .qps = 2, .cqs = 1 }, { .qp = 2, .qps = 1, .cqs = 1 } };
+	struct rb_ctl *ctl = rb_ctl_new();
+	struct rb_ep e = endpoint(RB_WRITE, 3, 16, 1, 4);
+
+	e.lane = two;
+	for (int l = 0; l < 2; l++) {
+		struct rb_run r = run_for(100);
+
+		r.lane = l;
+		rb_run_bw_source(&e, &r, ctl);
+		expect(r.end == RB_END_DONE && r.completed == (l ? 100 : 200), "lanes", "wrong count");
+		expect(state[2].sent == (l ? 100 : 0) && state[0].sent == 100, "lanes", "another's QP was used");
+	}
+	expect(rb_ctl_done(ctl) == 300, "lanes", "wrong sum");
+	free(e.buf);
+	rb_ctl_free(ctl);
+}
+
 int main(void)
 {
 	rb_clock_init(0);
@@ -449,6 +628,12 @@ int main(void)
 	sink();
 	histogram();
 	ring();
+	numbered();
+	lossy();
+	paced_and_mixed();
+	atomics();
+	verified();
+	lanes();
 	if (!failures)
 		printf("all passed\n");
 	return failures != 0;
