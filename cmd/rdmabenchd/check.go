@@ -141,6 +141,7 @@ func sizes(s []int) string {
 
 // perDay is the payload that a probe sends from one port in a day; a probe by duration sends what the link takes.
 func perDay(s probe.Spec, runs, peers int) string {
+	runs *= max(1, s.Repeat) * max(1, s.FlowLabels)
 	if s.Duration > 0 {
 		return fmt.Sprintf("%s of traffic", time.Duration(runs*peers*len(s.Sizes))*s.Duration)
 	}

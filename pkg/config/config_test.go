@@ -176,6 +176,27 @@ probes:
     op: send
     sizes: [8, 4KiB]
     iterations: 100
+  - name: shape
+    schedule: "@hourly"
+    kind: bandwidth
+    transport: rc
+    op: write
+    duration: 1s
+    bidirectional: on
+    read_share: 0.25
+    rate_limit: 10Gb/s
+    repeat: 3
+    threads: 2
+    qps: 8
+    cpus: 2-5
+    events: yes
+    inline: 0
+    flow_labels: 16
+    pkey: 0x8001
+    pairing: {strategy: all}
+  - {name: other-way, schedule: "@hourly", kind: message-rate, transport: uc, op: write-imm, duration: 1s, reverse: true, pairing: {strategy: all}}
+  - {name: checked, schedule: "@hourly", kind: latency, transport: ud, op: send, sizes: 64, verify: true, inline: 188, pairing: {strategy: all}}
+  - {name: as-perftest, schedule: "@hourly", kind: bandwidth, op: read, tx_depth: 16, profile: perftest, pairing: {strategy: all}}
 `, nil)
 	probes := c.Probes
 	c.Probes = nil
@@ -218,6 +239,16 @@ probes:
 			Name: "rtt", Kind: probe.MessageRate, Transport: verbs.RC, Op: verbs.Send, Sizes: []int{8, 4096},
 			Iterations: 100, Interval: 10 * time.Second,
 		},
+		{
+			Name: "shape", Kind: probe.Bandwidth, Transport: verbs.RC, Op: verbs.Write, Duration: time.Second, Bidirectional: true, ReadShare: 0.25, RateLimit: 1.25e9,
+			Repeat: 3, Threads: 2, QPs: 8, CPUs: []int{2, 3, 4, 5}, Events: true, Inline: -1, FlowLabels: 16, PKey: 0x8001, Interval: time.Hour,
+		},
+		{Name: "other-way", Kind: probe.MessageRate, Transport: verbs.UC, Op: verbs.WriteImm, Duration: time.Second, Reverse: true, Interval: time.Hour},
+		{Name: "checked", Kind: probe.Latency, Transport: verbs.UD, Op: verbs.Send, Sizes: []int{64}, Verify: true, Inline: 188, Interval: time.Hour},
+		{
+			Name: "as-perftest", Kind: probe.Bandwidth, Transport: verbs.RC, Op: verbs.Read, Iterations: 1000, TxDepth: 16, RxDepth: 1, CQMod: 1, Warmup: -1,
+			Timeout: 14, Retries: 7, RNRRetry: 7, Interval: time.Hour,
+		},
 	}
 	for i, p := range probes {
 		if diff := cmp.Diff(wantSpecs[i], p.Spec); diff != "" {
@@ -225,6 +256,14 @@ probes:
 		}
 		if p.Pairing.Strategy != pairing.All || p.Pairing.Rails != SameRails {
 			t.Errorf("probe %d: pairing %+v", i, p.Pairing)
+		}
+	}
+	c.Probes = probes
+	for i, p := range mustParse(t, string(c.Effective()), nil).Probes {
+		want := probes[i].Spec.WithDefaults()
+		want.Exclusive = want.Heavy() // written down
+		if diff := cmp.Diff(want, p.Spec.WithDefaults()); diff != "" {
+			t.Errorf("probe %d read back from its effective form (-want +got):\n%s", i, diff)
 		}
 	}
 	if probes[0].Jitter != time.Hour || probes[0].Schedule.String() != "TZ=Europe/Rome 0 2 * * *" || probes[1].Jitter != 0 {

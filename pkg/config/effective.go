@@ -96,13 +96,17 @@ func (p Probe) effective() tree {
 	if s.MTU > 0 {
 		m.add("mtu", s.MTU)
 	}
-	m.add("service_level", s.ServiceLevel, "traffic_class", s.TrafficClass, "flow_label", s.FlowLabel)
+	m.add("service_level", s.ServiceLevel, "traffic_class", s.TrafficClass)
+	if s.FlowLabels == 0 {
+		m.add("flow_label", s.FlowLabel)
+	}
 	if s.Timeout > 0 {
 		m.add("ack_timeout", s.Timeout)
 	}
 	if s.RDMACM {
 		m.add("rdma_cm", s.RDMACM)
 	}
+	effectiveShape(m, s)
 	if s.Memory != (probe.Memory{}) {
 		memory := mapping("huge_pages", s.Memory.HugePages, "relaxed_ordering", !s.Memory.StrictOrdering)
 		if s.Memory.Ring > 0 {

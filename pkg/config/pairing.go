@@ -61,7 +61,7 @@ func sessionTime(s probe.Spec) time.Duration {
 		return 0
 	}
 	const session, run = time.Second, 200 * time.Millisecond // connections and QPs; warm-up and barriers
-	return session + time.Duration(max(1, len(s.Sizes)))*(s.Duration+run)
+	return time.Duration(max(1, s.FlowLabels)) * (session + time.Duration(max(1, len(s.Sizes))*max(1, s.Repeat))*(s.Duration+run))
 }
 
 // leastSlot is how long a slot must be for both directions, one after the other, and clocks that differ a little.

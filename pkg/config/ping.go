@@ -22,6 +22,10 @@ var notOfPing = map[string]string{
 	"tx_depth": "one ping is sent at a time", "rx_depth": "it is the same for all peers", "qps": "there is one queue pair for all peers",
 	"memory": "it is the same for all peers", "cq_mod": "every ping has its completion", "post_list": "one ping is sent at a time", "mtu": "a datagram is not split",
 	"ack_timeout": "nothing is acknowledged", "retry_count": "nothing is sent again", "rnr_retry": "nothing is sent again",
+	"bidirectional": "one ping is sent at a time", "reverse": "the peer sends its own", "read_share": "it reads nothing", "repeat": "a ping has a count",
+	"verify": "an answer carries nothing to check", "threads": "a thread per port sends them all", "cpus": "a thread per port sends them all", "events": "its thread sleeps between pings",
+	"inline": "it is the same for all peers", "rate_limit": "it has an interval", "flow_labels": "there is one queue pair for all peers", "pkey": "there is one queue pair for all peers",
+	"rdma_cm": "nothing is connected",
 }
 
 // pingTogether is together for a ping.

@@ -334,8 +334,8 @@ func (o *object) readProbe(limits Limits) Probe {
 	if s.Kind == probe.Ping {
 		o.ping(s)
 	} else {
-		word(o, "transport", []verbs.Transport{verbs.RC}, []verbs.Transport{verbs.UC, verbs.UD}, &s.Transport)
-		word(o, "op", []verbs.Op{verbs.Write, verbs.Read, verbs.Send}, []verbs.Op{verbs.WriteImm, verbs.FetchAdd, verbs.CmpSwap}, &s.Op)
+		word(o, "transport", []verbs.Transport{verbs.RC, verbs.UC, verbs.UD}, nil, &s.Transport)
+		word(o, "op", []verbs.Op{verbs.Write, verbs.WriteImm, verbs.Read, verbs.Send, verbs.FetchAdd, verbs.CmpSwap}, nil, &s.Op)
 	}
 	o.require("name", "it becomes the label probe of the metrics")
 	o.require("schedule", `when it runs, for instance "*/5 * * * *" or "@every 30s"`)
@@ -368,6 +368,7 @@ func (o *object) readProbe(limits Limits) Probe {
 	o.integer("retry_count", 0, 7, "the QP's field has 3 bits", &s.Retries)
 	o.integer("rnr_retry", 0, 7, "the QP's field has 3 bits", &s.RNRRetry)
 	o.boolean("rdma_cm", &s.RDMACM)
+	o.shape(s)
 	memory := o.sub("memory")
 	memory.boolean("huge_pages", &s.Memory.HugePages)
 	var ring int64
@@ -384,6 +385,7 @@ func (o *object) readProbe(limits Limits) Probe {
 	o.noneIfZero("warmup", &s.Warmup)
 	o.noneIfZero("retry_count", &s.Retries)
 	o.noneIfZero("rnr_retry", &s.RNRRetry)
+	o.profile(s)
 
 	o.pairing(&p)
 	o.done("expect")
@@ -403,7 +405,7 @@ func (o *object) noneIfZero(key string, v *int) {
 // than the first told ones is not checked for what this package has no message of its own for.
 func (o *object) together(s probe.Spec, limits Limits, told int) {
 	refuse := func(key, format string, args ...any) { o.errorf(o.at(key), o.join(key), format, args...) }
-	if s.Deadline > 0 && time.Duration(len(s.Sizes))*s.Duration >= s.Deadline {
+	if s.Deadline > 0 && time.Duration(len(s.Sizes)*max(1, s.Repeat))*s.Duration >= s.Deadline {
 		refuse("deadline", "%s is too short for a duration of %s and %d sizes; raise it or leave it out",
 			formatDuration(s.Deadline), formatDuration(s.Duration), max(1, len(s.Sizes)))
 	}

@@ -50,6 +50,25 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
+func TestParseRate(t *testing.T) {
+	for s, want := range map[string]float64{
+		"10Gb/s": 1.25e9, "500MB/s": 5e8, "1.5 Gb/s": 1.875e8, "8b/s": 1, "100GiB/s": 100 << 30, "400Gb/s": 5e10, "1250000000B/s": 1.25e9,
+	} {
+		if got, err := ParseRate(s); err != nil || got != want {
+			t.Errorf("ParseRate(%q) = %g, %v; want %g", s, got, err, want)
+		}
+	}
+	for s, want := range map[string]string{
+		"": "not a rate", "10": "not a rate", "-1Gb/s": "not a rate", "Gb/s": "not a rate", "1e3Gb/s": "not a rate", "NaNGb/s": "not a rate",
+		"10Gb": "unknown unit", "10gb/s": "unknown unit", "10Gbps": "unknown unit", "0Gb/s": "lets nothing through", "99999999999Tb/s": "too large",
+		strings.Repeat("9", 400) + "B/s": "too large",
+	} {
+		if got, err := ParseRate(s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("ParseRate(%q) = %g, %v; want an error with %q", s, got, err, want)
+		}
+	}
+}
+
 func TestAckTimeout(t *testing.T) {
 	for d, want := range map[time.Duration]int{
 		8192 * time.Nanosecond: 1, 67 * time.Millisecond: 14, 50 * time.Millisecond: 14, 46 * time.Millisecond: 13, 10 * time.Second: 21, 8796 * time.Second: 31,
