@@ -11,10 +11,9 @@ import (
 func flowLabels(n int, pair string) []int {
 	out := make([]int, 0, n)
 	for i := 0; len(out) < n; i++ {
-		h := fnv.New32a()
+		h := fnv.New64a()
 		fmt.Fprintf(h, "%s %d", pair, i)
-		// Its 20 bits folded, not cut: FNV's low ones mix slowly.
-		label := int((h.Sum32() ^ h.Sum32()>>20) & (1<<20 - 1))
+		label := int(h.Sum64() * 0x9e3779b97f4a7c15 >> 44) // the product's high bits: FNV's own mix slowly
 		if label != 0 && !slices.Contains(out, label) {
 			out = append(out, label)
 		}
@@ -33,7 +32,7 @@ func (i *Initiator) walk(ctx context.Context, spec Spec, to Target, r *Result) *
 	evidence := r.Evidence
 	for _, label := range labels {
 		one := *r
-		one.Runs, one.Evidence = []Run{}, Evidence{}
+		one.Runs, one.Evidence, one.Options.FlowLabel = []Run{}, Evidence{}, label
 		spec.FlowLabel = label
 		f := i.attempts(ctx, spec, to, &one)
 		v := PathValue{FlowLabel: label}
