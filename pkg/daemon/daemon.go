@@ -26,6 +26,7 @@ import (
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule"
 	"github.com/rdmabenchd/rdmabenchd/pkg/sweeper"
+	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
 
 // LockDir holds a lock file per port, by which the daemon and the CLI of one host keep out of each other's way.
@@ -101,6 +102,7 @@ func New(o Options) (*Daemon, error) {
 	d.exporter, err = exporter.New(exporter.Options{
 		Node: cfg.Node.Name, NodeLabels: cfg.Node.Labels, Version: o.Version, Revision: o.Revision, ClassicHistograms: o.ClassicHistograms,
 		Ports: &ports{node: d.node, fs: d.counters, filter: d.filter, watch: d.known}, Sessions: d.responder.Sessions, Discovery: d.discovery, Log: o.Log,
+		ClockResidual: verbs.ClockResidual,
 	})
 	if err != nil {
 		return nil, err

@@ -40,6 +40,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	if sessions >= 0 {
 		b.add(sessionCount, nil, float64(sessions))
 	}
+	if c.opt.ClockResidual != nil {
+		b.add(clockResidual, nil, c.opt.ClockResidual())
+	}
 	c.collectNode(&b, discovered)
 	c.collectPorts(&b)
 	c.collectProbes(&b)

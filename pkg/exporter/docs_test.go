@@ -253,7 +253,7 @@ func TestTable(t *testing.T) {
 
 // TestSeriesCount holds the documented formula against a real scrape: a daemon at its limit has no more series than it says.
 func TestSeriesCount(t *testing.T) {
-	e := newExporter(t, Options{MaxPairs: 4, Ports: &fakePorts{ports: twoPorts()}, Sessions: func() int { return 0 }, Discovery: discovered})
+	e := newExporter(t, Options{MaxPairs: 4, Ports: &fakePorts{ports: twoPorts()}, Sessions: func() int { return 0 }, ClockResidual: func() float64 { return 0 }, Discovery: discovered})
 	e.SetReload(nil)
 	e.Observe(failed(result("rtt", "n2"), probe.StageRun, probe.Timeout, probe.ScopePath))
 	for _, peer := range []string{"n2", "n3"} {

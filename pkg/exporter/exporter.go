@@ -52,8 +52,10 @@ type Options struct {
 	Ports PortSource // nil: no metrics of ports
 	// Discovery tells where peers come from; nil: no metrics of that. It is called at each scrape.
 	Discovery func() Discovery
-	Sessions  func() int   // sessions under way; nil: no such metric
-	Log       *slog.Logger // nil: none
+	Sessions  func() int // sessions under way; nil: no such metric
+	// ClockResidual is that of the clock of latencies; nil: no such metric.
+	ClockResidual func() float64
+	Log           *slog.Logger // nil: none
 }
 
 // Discovery is what is known of the sources of peers.

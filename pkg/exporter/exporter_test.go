@@ -123,7 +123,7 @@ func bandwidthResult(peer string, bytesPerSecond float64) *probe.Result {
 	r := result("bw", peer)
 	for _, size := range []int{65536, 1 << 20} {
 		r.Runs = append(r.Runs, probe.Run{
-			Size: size, Iterations: 100, Seconds: 1, Bytes: 100 * uint64(size), Bandwidth: &probe.BandwidthStats{BytesPerSecond: bytesPerSecond},
+			Size: size, Iterations: 100, Seconds: 1, Bytes: 100 * uint64(size), Bandwidth: &probe.BandwidthStats{BytesPerSecond: bytesPerSecond, Rx: &bytesPerSecond},
 			MessageRate: new(bytesPerSecond / float64(size)), LossRatio: new(0.0), CPUSeconds: probe.CPUSeconds{Local: new(1.0), Remote: new(2.0)},
 		})
 	}
@@ -277,7 +277,7 @@ func TestExposition(t *testing.T) {
 				ports := &fakePorts{ports: twoPorts()}
 				e := newExporter(t, Options{
 					NodeLabels: map[string]string{"rack": "r12", "2 bad-name": "x", "src": "no"}, Version: "0.2.0", Revision: "abc", Ports: ports,
-					Sessions: func() int { return 2 }, Discovery: discovered, ClassicHistograms: classic,
+					Sessions: func() int { return 2 }, ClockResidual: func() float64 { return 2e-6 }, Discovery: discovered, ClassicHistograms: classic,
 				})
 				scenario(e)
 				pedantic := prometheus.NewPedanticRegistry()
@@ -723,5 +723,26 @@ func TestEnvironmentChanges(t *testing.T) {
 	source.set(nil, twoPorts()[0])
 	if diff := cmp.Diff(map[string]float64{"mlx5_0": 0}, values()); diff != "" {
 		t.Errorf("without the device (-want +got):\n%s", diff)
+	}
+}
+
+// A probe of both directions has a series for each, and its busier one is held against the line rate.
+func TestBothDirections(t *testing.T) {
+	e := newExporter(t, Options{Ports: &fakePorts{ports: twoPorts()}})
+	scrape(t, e) // the line rate is known from the ports
+	r := bandwidthResult("n2", 3e9)
+	for i := range r.Runs {
+		b := r.Runs[i].Bandwidth
+		b.Tx, b.Rx = new(1e9), new(2e9)
+	}
+	e.Observe(r)
+	f := scrape(t, e)
+	for direction, want := range map[string]float64{"tx": 1e9, "rx": 2e9} {
+		if got := find(t, f, "last_bandwidth_bytes_per_second", "size", "65536", "direction", direction); len(got) != 1 || got[0] != want {
+			t.Errorf("%s: %v, want %g", direction, got, want)
+		}
+	}
+	if n := len(find(t, f, "last_bandwidth_bytes_per_second")); n != 4 {
+		t.Errorf("%d series of 2 sizes in 2 directions", n)
 	}
 }

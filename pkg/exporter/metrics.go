@@ -105,6 +105,8 @@ var (
 		"Label sets that the metrics with a dst may have. The first ones keep their place until they are no longer configured.")
 	pairsDropped = define("pair_results_dropped_total", counter, perNode, 1, nil,
 		"Results that found rdmabench_pairs_limit reached and so are missing from the metrics with a dst, once for each message size. They count everywhere else.")
+	clockResidual = define("clock_residual_ratio", gauge, perNode, 1, nil,
+		"How far two calibrations of the clock that latencies are taken with differ, one over the process's first second and one over all the time since; 0 where that clock needs none. Above 0.001 results are tainted (clock).")
 	scrapeErrors = define("scrape_errors_total", counter, perNode, 1, []string{"source"},
 		"Times that a source of metrics failed, which left its metrics incomplete.")
 
@@ -184,14 +186,14 @@ var (
 		"1 if there is this reason not to trust the last figures, 0 if there was one only earlier.")
 	lastLatency = define("last_latency_seconds", gauge, perLatencyPair, len(latencyStats), also(pairLabels, "measure", "stat"),
 		"Latency in the last run that gave figures. measure is half-rtt (half of the round trip: write, send), operation (post to completion: read, atomics) or rtt. A quantile that the number of samples can't carry is absent.")
-	lastBandwidth = define("last_bandwidth_bytes_per_second", gauge, perRatePair, 1, also(pairLabels, "direction"),
-		"Payload bandwidth in the last run that gave figures; direction is that of the data as src sees it: tx or rx.")
+	lastBandwidth = define("last_bandwidth_bytes_per_second", gauge, perRatePair, len(directions), also(pairLabels, "direction"),
+		"Payload bandwidth in the last run that gave figures; direction is that of the data as src sees it: tx or rx. A probe of both directions, or of reads among writes, has both.")
 	lineRateRatio = define("line_rate_ratio", gauge, perRatePair, 1, pairLabels,
-		"Payload bandwidth in the last run that gave figures, of this port's line rate.")
+		"Payload bandwidth in the last run that gave figures, of this port's line rate; of two directions, the busier one's.")
 	lastMessageRate = define("last_message_rate_per_second", gauge, perRatePair, 1, pairLabels,
 		"Messages per second in the last run that gave figures.")
 	lossRatio = define("loss_ratio", gauge, perPair, 1, pairLabels,
-		"Lost messages in the last run that gave figures, of those sent.")
+		"Lost messages in the last run that gave figures, of those sent: of pings, and over UC and UD, where the end that receives counts.")
 )
 
 // series is one sample of a gauge or a counter. It doesn't change once it is collected.

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
-	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
 
 // nicKey is a port and a probe that runs from it.
@@ -196,18 +195,23 @@ func (p *pair) render(src string, k pairKey) {
 		}
 	}
 	if b := p.run.Bandwidth; b != nil {
-		direction := "tx"
-		if verbs.Op(k.op) == verbs.Read {
-			direction = "rx"
+		busier := 0.0
+		for i, v := range []*float64{b.Rx, b.Tx} {
+			if v != nil {
+				p.figures.add(lastBandwidth, with(labels, "direction", directions[i]), *v)
+				busier = max(busier, *v)
+			}
 		}
-		p.figures.add(lastBandwidth, with(labels, "direction", direction), b.BytesPerSecond)
-		if p.rate > 0 {
-			p.figures.add(lineRateRatio, labels, b.BytesPerSecond/p.rate)
+		if p.rate > 0 && busier > 0 {
+			p.figures.add(lineRateRatio, labels, busier/p.rate)
 		}
 	}
 	p.figures.maybe(lastMessageRate, labels, p.run.MessageRate)
 	p.figures.maybe(lossRatio, labels, p.run.LossRatio)
 }
+
+// directions are the values of the label direction, in the order in which the registry sorts them.
+var directions = []string{"rx", "tx"}
 
 func truth(b bool) float64 {
 	if b {
