@@ -448,7 +448,25 @@ func (a *analysis) take(r *Report, x *accusation) {
 	if x.s.Kind == Node && slices.ContainsFunc(r.Suspects, func(s Suspect) bool { return s.Kind == Node && s.Node == x.s.Node }) {
 		return // a port more of the same
 	}
+	if x.s.Kind == NIC && len(r.Suspects) > 0 && a.peers(x) < weakPeers && !slices.Contains(x.s.Symptoms, symptom[failures]) {
+		r.Doubtful = append(r.Doubtful, x.s) // the few that the others' faults left over may agree by chance
+		return
+	}
 	r.Suspects = append(r.Suspects, x.s)
+}
+
+// peers is how many peers a port's accusation rests on.
+func (a *analysis) peers(x *accusation) int {
+	seen := map[nic]bool{}
+	for _, i := range x.touches {
+		j := &a.rows[i]
+		if j.src == x.s.a {
+			seen[j.dst] = true
+		} else {
+			seen[j.src] = true
+		}
+	}
+	return len(seen)
 }
 
 // evidence says in words what a family's bad rows have in common.

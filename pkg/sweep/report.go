@@ -102,7 +102,7 @@ type Report struct {
 	Pairs      []PairReport    `json:"pairs"`
 	Unreached  []UnreachedNode `json:"unreached"`
 	Suspects   []Suspect       `json:"suspects"`
-	Doubtful   []Suspect       `json:"doubtful"`   // pairs that were bad in one run, which accuses nobody until it is seen again
+	Doubtful   []Suspect       `json:"doubtful"`   // what too little speaks against to accuse anybody until it is seen again
 	Exonerated []Suspect       `json:"exonerated"` // what was fine when measured again
 	Notes      []string        `json:"notes"`      // what could not be told, and why
 	Diff       *Diff           `json:"diff"`       // to the last good sweep; null: there was none
