@@ -58,6 +58,12 @@ test-fleet: build build-lab ## daemons on real verbs in the lab
 	$(BUILD)/lab exec --nodes 4 --out $(BUILD)/fleet -- $(BUILD)/fleet.test -test.v -test.timeout 20m
 	$(BUILD)/lab exec --nodes 8 --out $(BUILD)/fleet8 -- $(BUILD)/fleet.test -test.v -test.timeout 10m -test.run '^TestSweep$$'
 
+.PHONY: campaign
+campaign: build build-lab ## hours: 200 runs of which each taint must be in the counters, 200 healthy sweeps that must blame nobody
+	$(GO) test -c -tags lab -o $(BUILD)/fleet.test ./test/fleet
+	$(BUILD)/lab exec --nodes 4 --out $(BUILD)/campaign -- env LAB_RUNS=200 $(BUILD)/fleet.test -test.v -test.timeout 6h -test.run '^TestTaintsAreTheCounters$$'
+	$(BUILD)/lab exec --nodes 8 --out $(BUILD)/campaign8 -- env LAB_SWEEPS=200 $(BUILD)/fleet.test -test.v -test.timeout 24h -test.run '^TestSweep$$'
+
 .PHONY: bench
 bench: build build-lab ## compare with perftest in the lab; table and build/bench.json
 	$(GO) build -o $(BUILD)/bench ./test/bench
