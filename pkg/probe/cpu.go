@@ -15,15 +15,15 @@ import (
 // On hardware it is a CPU of the NIC's node, the last one: the first has interrupts. One that the kernel keeps free of other
 // work (isolcpus) is somebody's, and only used if it is named. On a software device the two ends of a session may be on one
 // host, as in the lab: there they must not share a CPU while another idles.
-func (p *LocalPort) cpus(initiator bool) []int {
+func (p *LocalPort) cpus(lastFirst bool) []int {
 	allowed := affinity()
 	if !p.software {
 		near := cpuList(filepath.Join("/sys/class/infiniband", p.Device, "device/local_cpulist"))
 		isolated := cpuList("/sys/devices/system/cpu/isolated")
 		allowed = slices.DeleteFunc(allowed, func(c int) bool { return !slices.Contains(near, c) || slices.Contains(isolated, c) })
-		initiator = true
+		lastFirst = true
 	}
-	if initiator {
+	if lastFirst {
 		slices.Reverse(allowed)
 	}
 	return allowed

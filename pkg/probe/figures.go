@@ -3,7 +3,6 @@ package probe
 import (
 	"time"
 
-	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
 
@@ -170,12 +169,4 @@ func (s *initiation) arrivals(v *spoken) (*Arrivals, *float64) {
 		return nil, nil
 	}
 	return a, finite(max(0, 1-float64(a.Received)/float64(a.Sent)))
-}
-
-// receivedBy fills in what a loop of the responder saw arrive.
-func receivedBy(rep *control.FinishReply, res verbs.RunResult, transport verbs.Transport) {
-	rep.Received = &res.Received
-	if transport == verbs.UD {
-		rep.Duplicates, rep.Reordered = &res.Duplicates, &res.Reordered
-	}
 }

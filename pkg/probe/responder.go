@@ -500,7 +500,10 @@ func (s *response) received(rep *control.FinishReply, res verbs.RunResult, from,
 		rep.Received = &res.Completed
 		return
 	}
-	receivedBy(rep, res, s.spec.Transport)
+	rep.Received = &res.Received
+	if s.spec.Transport == verbs.UD { // whose messages are numbered
+		rep.Duplicates, rep.Reordered = &res.Duplicates, &res.Reordered
+	}
 	rep.Rate, rep.MinRate, rep.MaxRate = res.Rate, res.MinRate, res.MaxRate
 	if rate, ok := res.Curve.Rate(from, to); ok {
 		rep.Rate = &rate
