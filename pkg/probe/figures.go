@@ -10,7 +10,7 @@ import (
 func (s *initiation) figures(v *spoken) *Run {
 	res, rep := v.timed, v.rep
 	run := &Run{
-		Size: v.size, Iterations: res.Completed, Seconds: res.Elapsed.Seconds(), Bytes: res.Completed * uint64(v.size),
+		Time: v.begun, Size: v.size, Iterations: res.Completed, Seconds: res.Elapsed.Seconds(), Bytes: res.Completed * uint64(v.size),
 		CPUSeconds: CPUSeconds{Local: finite(res.CPU.Seconds()), Remote: rep.CPUSeconds},
 	}
 	if v.sink != nil {

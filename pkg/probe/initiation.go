@@ -172,6 +172,7 @@ func (s *initiation) renew(ctx context.Context, session *control.Session, cancel
 // spoken is what both ends saw of a run.
 type spoken struct {
 	size     int
+	begun    time.Time       // the timed part
 	sent     uint64          // by this end, warm-up included
 	warm     verbs.RunResult // of the warm-up
 	timed    verbs.RunResult
@@ -221,7 +222,7 @@ func (s *initiation) run(ctx context.Context, size int, last bool) (*Run, *failu
 	}
 	stop := s.i.Node.meter(ctx, s.port)
 	rs.Iterations, rs.Duration = uint64(s.spec.Iterations), s.spec.Duration
-	v.from = verbs.Now()
+	v.begun, v.from = time.Now(), verbs.Now()
 	res, f := s.step(ctx, rs, s.spec.Duration)
 	v.timed, v.to = res, verbs.Now()
 	s.r.Evidence.Local = s.r.Evidence.Local.add(stop(ctx))

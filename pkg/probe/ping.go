@@ -214,6 +214,7 @@ func (i *Initiator) pings(ctx context.Context, p *pinger, a *asked, spec Spec, t
 				size, mtu, port.State.ActiveMTU, a.rep.End.ActiveMTU)
 		}
 		end, _ := ctx.Deadline()
+		begun := time.Now()
 		got, err := p.echo.Ping(ctx, verbs.PingSpec{
 			Peer: a.peer, Size: size, Count: spec.Iterations, Gap: spec.Gap, Timeout: pingTimeout, Deadline: max(time.Until(end), time.Millisecond), Own: ownDelay,
 		})
@@ -230,6 +231,7 @@ func (i *Initiator) pings(ctx context.Context, p *pinger, a *asked, spec Spec, t
 			return f
 		}
 		run := pingRun(size, spec, got)
+		run.Time = begun
 		r.Runs = append(r.Runs, run)
 		switch s := run.Ping; {
 		case s.Sent < spec.Iterations:
@@ -262,6 +264,9 @@ func pingRun(size int, spec Spec, got *verbs.PingResult) Run {
 	}
 	if len(got.Samples) > 0 {
 		run.Latency, run.Histogram = rttStats(got.Samples)
+		for _, x := range got.Samples[:min(len(got.Samples), spec.RawSamples)] {
+			run.Raw = append(run.Raw, uint64(x.RTT))
+		}
 		s.Own = pingDelay(got.Samples, func(x verbs.PingSample) time.Duration { return x.Own })
 		s.Peer = pingDelay(got.Samples, func(x verbs.PingSample) time.Duration { return x.Responder })
 	}

@@ -130,6 +130,7 @@ type Options struct {
 
 // Run is the timed part of a session at one message size.
 type Run struct {
+	Time        time.Time       `json:"time"`       // when the timed part began
 	Size        int             `json:"size"`       // bytes
 	Iterations  uint64          `json:"iterations"` // completed, timed messages
 	Seconds     float64         `json:"seconds"`
