@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -21,6 +20,10 @@ func (f *probeFlags) run(ctx context.Context, env *environment) error {
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
+	if err := f.out.prepare(spec); err != nil {
+		return &exitError{exitUsage, err}
+	}
+	defer f.out.discard()
 	addr := f.peer
 	if _, _, err := net.SplitHostPort(addr); err != nil {
 		addr = net.JoinHostPort(strings.Trim(addr, "[]"), defaultControlPort)
@@ -35,7 +38,7 @@ func (f *probeFlags) run(ctx context.Context, env *environment) error {
 	defer done.Wait()
 	defer stop()
 	device, port, pickErr := f.pick(node)
-	if pickErr != nil && f.output != "json" {
+	if pickErr != nil && !f.out.records() {
 		return pickErr
 	}
 	if pickErr == nil { // what the port can carry
@@ -46,21 +49,15 @@ func (f *probeFlags) run(ctx context.Context, env *environment) error {
 	client := control.NewClient()
 	defer client.CloseIdle()
 	i := &probe.Initiator{Node: node, Client: client}
-	if isTerminal(env.stderr) && f.output == "text" {
+	if isTerminal(env.stderr) && f.out.form == "text" {
 		i.OnProgress = func(p probe.Progress) { printProgress(env.stderr, p) }
 	}
 	r := i.Probe(ctx, spec, probe.Target{Name: f.peer, Address: addr}, device, port)
 	if i.OnProgress != nil {
 		fmt.Fprint(env.stderr, "\r\033[K")
 	}
-	if f.output == "json" {
-		enc := json.NewEncoder(env.stdout)
-		enc.SetIndent("", "  ")
-		if err := enc.Encode(r); err != nil {
-			return err
-		}
-	} else if r.Usable() {
-		printResult(env.stdout, spec, r)
+	if err := f.out.write(env.stdout, env.stderr, spec, r); err != nil {
+		return err
 	}
 	switch {
 	case r.Usable():

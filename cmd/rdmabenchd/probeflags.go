@@ -18,7 +18,7 @@ import (
 const defaultControlPort = "18516"
 
 type probeFlags struct {
-	peer, device, output         string
+	peer, device                 string
 	port, gid                    int
 	kind, transport, op, profile string
 	sizes, ring, rate, pkey      string
@@ -26,6 +26,7 @@ type probeFlags struct {
 	allSizes, relaxed            bool
 	gpu                          int
 	spec                         probe.Spec
+	out                          probeOutput
 	none                         []func() // make what was set to 0 the negative that a spec has for none
 }
 
@@ -43,7 +44,7 @@ func newProbe(app *kingpin.Application) (*kingpin.CmdClause, *probeFlags) {
 	f.addPath(cmd)
 	cmd.Flag("deadline", "Time for the whole probe.").DurationVar(&f.spec.Deadline)
 	cmd.Flag("wait", "How long to wait for a port that another probe uses, here or there.").DurationVar(&f.spec.Wait)
-	cmd.Flag("output", "text or json.").Default("text").EnumVar(&f.output, "text", "json")
+	f.out.flags(cmd)
 	return cmd, f
 }
 
@@ -147,6 +148,7 @@ func (f *probeFlags) shape(port *probe.LocalPort) (probe.Spec, error) {
 		}
 	}
 	s = s.WithDefaults()
+	s.RawSamples = f.out.samples(s)
 	return s, s.Validate()
 }
 

@@ -14,7 +14,7 @@ import (
 const module = "github.com/rdmabenchd/rdmabenchd/"
 
 // layers are our packages from the top down: a package imports only what stands below it.
-var layers = []string{"cmd/rdmabenchd", "pkg/daemon", "pkg/exporter", "pkg/doctor", "pkg/sweeper", "pkg/config", "pkg/peers", "pkg/sweep", "pkg/probe", "pkg/simulate", "pkg/schedule", "pkg/schedule/pairing", "pkg/control", "pkg/counters", "pkg/verbs"}
+var layers = []string{"cmd/rdmabenchd", "pkg/daemon", "pkg/exporter", "pkg/doctor", "pkg/sweeper", "pkg/config", "pkg/peers", "pkg/sweep", "pkg/report", "pkg/probe", "pkg/simulate", "pkg/schedule", "pkg/schedule/pairing", "pkg/control", "pkg/counters", "pkg/verbs"}
 
 // owners are the only packages that import what they own.
 var owners = map[string][]string{
@@ -24,6 +24,7 @@ var owners = map[string][]string{
 	"gopkg.in/yaml.v3":                    {"pkg/config", "pkg/peers"},
 	"github.com/fsnotify/fsnotify":        {"pkg/peers"},
 	"github.com/vishvananda/netlink":      {"pkg/counters"},
+	"gonum.org/v1/plot":                   {"pkg/report"},
 	"os/exec":                             {},
 }
 
