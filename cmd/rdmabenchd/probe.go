@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"time"
@@ -24,10 +23,6 @@ func (f *probeFlags) run(ctx context.Context, env *environment) error {
 		return &exitError{exitUsage, err}
 	}
 	defer f.out.discard()
-	addr := f.peer
-	if _, _, err := net.SplitHostPort(addr); err != nil {
-		addr = net.JoinHostPort(strings.Trim(addr, "[]"), defaultControlPort)
-	}
 	log := env.logger()
 	node := oneShotNode(log, func(string) bool { return true }, f.gid)
 	defer node.Close()
@@ -49,10 +44,13 @@ func (f *probeFlags) run(ctx context.Context, env *environment) error {
 	client := control.NewClient()
 	defer client.CloseIdle()
 	i := &probe.Initiator{Node: node, Client: client}
+	if f.pattern != "" {
+		return f.group(ctx, env, i, spec, device, port)
+	}
 	if isTerminal(env.stderr) && f.out.form == "text" {
 		i.OnProgress = func(p probe.Progress) { printProgress(env.stderr, p) }
 	}
-	r := i.Probe(ctx, spec, probe.Target{Name: f.peer, Address: addr}, device, port)
+	r := i.Probe(ctx, spec, f.targets()[0], device, port)
 	if i.OnProgress != nil {
 		fmt.Fprint(env.stderr, "\r\033[K")
 	}
@@ -65,6 +63,11 @@ func (f *probeFlags) run(ctx context.Context, env *environment) error {
 	case pickErr != nil:
 		return pickErr // the same in a few words, and its exit code
 	}
+	return failed(r)
+}
+
+// failed is the error of a result without figures.
+func failed(r *probe.Result) error {
 	code := exitFailed
 	if *r.Scope == probe.ScopeLocal && noDevice[*r.Reason] {
 		code = exitNoDevice

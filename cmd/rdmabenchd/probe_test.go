@@ -112,9 +112,32 @@ func TestProbeFlagsRefused(t *testing.T) {
 		"--flow-label 3 --flow-labels 4":      "leave one out",
 		"--interval 1s":                       "--kind=ping",
 		"--repeat 1000":                       "out of range",
+		"node3":                               "say --pattern",
+		"node3 --pattern incast":              "use kind bandwidth",
+		"node3 --pattern outcast --kind bandwidth":                "need a duration",
+		"node3 --pattern incast --kind bandwidth -D 1s -a":        "one size",
+		"node3 --pattern incast --kind bandwidth -D 1s --reverse": "leave one out",
+		"node2 --pattern incast --kind bandwidth -D 1s":           "node2 is there twice",
 	} {
 		if _, err := parseProbe(t, nil, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("probe %s: %v; want an error with %q", args, err, want)
+		}
+	}
+}
+
+// A group has a row for each peer, what failed of the others, and the sum.
+func TestPrintGroup(t *testing.T) {
+	v := func(f float64) *float64 { return &f }
+	reason, scope, stage, detail := probe.Refused, probe.ScopePeer, probe.StageConnect, "nobody there"
+	results := []*probe.Result{
+		{Outcome: probe.OK, Peer: "b", Kind: probe.Bandwidth, Runs: []probe.Run{{Size: 8, Bandwidth: &probe.BandwidthStats{BytesPerSecond: 3 << 20}, MessageRate: v(1e6)}}},
+		{Outcome: probe.Failed, Peer: "c", Reason: &reason, Scope: &scope, Stage: &stage, Detail: &detail},
+	}
+	var out bytes.Buffer
+	printGroup(&out, probe.Spec{Sizes: []int{8}}, results, probe.GroupOf("incast", results))
+	for _, want := range []string{"incast", "3.00", "refused (peer): nobody there", "1 of 2"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, &out)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,7 +19,8 @@ import (
 const defaultControlPort = "18516"
 
 type probeFlags struct {
-	peer, device                 string
+	peers                        []string
+	pattern, device              string
 	port, gid                    int
 	kind, transport, op, profile string
 	sizes, ring, rate, pkey      string
@@ -38,7 +40,7 @@ func addProbe(app *kingpin.Application, add func(string, func(context.Context, *
 func newProbe(app *kingpin.Application) (*kingpin.CmdClause, *probeFlags) {
 	f := &probeFlags{}
 	cmd := app.Command("probe", "Probe a peer once. Flags have perftest's letters where they mean the same. The peer runs `rdmabenchd respond` or the daemon.")
-	cmd.Arg("peer", "Host or host:port of the peer's control channel (default port "+defaultControlPort+").").Required().StringVar(&f.peer)
+	cmd.Arg("peer", "Host or host:port of the peer's control channel (default port "+defaultControlPort+"); several with --pattern.").Required().StringsVar(&f.peers)
 	f.addWhat(cmd)
 	f.addShape(cmd)
 	f.addPath(cmd)
@@ -80,6 +82,7 @@ func (f *probeFlags) addWhat(cmd *kingpin.CmdClause) {
 func (f *probeFlags) addShape(cmd *kingpin.CmdClause) {
 	cmd.Flag("bidirectional", "Both ends send, over one window.").Short('b').BoolVar(&f.spec.Bidirectional)
 	cmd.Flag("reverse", "The peer sends instead of this node; needs --duration.").BoolVar(&f.spec.Reverse)
+	cmd.Flag("pattern", "With several peers, at the same time: outcast (this node sends to all) or incast (all send to this node); needs --duration.").EnumVar(&f.pattern, "outcast", "incast")
 	cmd.Flag("read-share", "Share of reads among writes, such as 0.3.").FloatVar(&f.spec.ReadShare)
 	cmd.Flag("rate-limit", "Payload that each sending end sends at most, such as 10Gb/s or 500MB/s.").StringVar(&f.rate)
 	cmd.Flag("tx-depth", "Outstanding sends per QP (default 128; latency 16).").Short('t').IntVar(&f.spec.TxDepth)
@@ -147,9 +150,35 @@ func (f *probeFlags) shape(port *probe.LocalPort) (probe.Spec, error) {
 			return s, err
 		}
 	}
+	switch {
+	case f.pattern == "" && len(f.peers) > 1:
+		return s, errors.New("several peers: say --pattern=outcast or --pattern=incast, or name one")
+	case f.pattern != "" && s.Reverse:
+		return s, errors.New("--reverse is --pattern=incast: leave one out")
+	case f.pattern != "" && s.Bidirectional:
+		return s, errors.New("--pattern has one direction: leave out --bidirectional")
+	case f.pattern != "" && (f.out.form == "csv" || f.out.plot != ""):
+		return s, errors.New("--pattern writes text or json: leave out --output=csv and --plot")
+	}
+	s.Reverse = s.Reverse || f.pattern == "incast"
 	s = s.WithDefaults()
 	s.RawSamples = f.out.samples(s)
+	if f.pattern != "" {
+		return s, s.ValidateGroup(f.targets())
+	}
 	return s, s.Validate()
+}
+
+// targets are the peers that the flags name.
+func (f *probeFlags) targets() []probe.Target {
+	out := make([]probe.Target, len(f.peers))
+	for i, peer := range f.peers {
+		out[i] = probe.Target{Name: peer, Address: peer}
+		if _, _, err := net.SplitHostPort(peer); err != nil {
+			out[i].Address = net.JoinHostPort(strings.Trim(peer, "[]"), defaultControlPort)
+		}
+	}
+	return out
 }
 
 // parse reads the flags that are not plain numbers.

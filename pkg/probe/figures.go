@@ -11,7 +11,7 @@ func (s *initiation) figures(v *spoken) *Run {
 	res, rep := v.timed, v.rep
 	run := &Run{
 		Time: v.begun, Size: v.size, Iterations: res.Completed, Seconds: res.Elapsed.Seconds(), Bytes: res.Completed * uint64(v.size),
-		CPUSeconds: CPUSeconds{Local: finite(res.CPU.Seconds()), Remote: rep.CPUSeconds},
+		CPUSeconds: CPUSeconds{Local: finite(res.CPU.Seconds()), Remote: rep.CPUSeconds}, from: v.from, to: v.to,
 	}
 	if v.sink != nil {
 		run.CPUSeconds.Local = finite(res.CPU.Seconds() + v.sink.CPU.Seconds())

@@ -26,7 +26,7 @@ type initiation struct {
 	gidIndex int
 	cpus     []int
 	sink     chan verbs.RunResult // holds what this end received, once that ended; nil while nothing is
-	start    *barrier             // of sessions that begin their timed parts together; nil: this one is alone
+	start    *turn                // of sessions that begin their timed parts together; nil: this one is alone
 }
 
 func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration) {

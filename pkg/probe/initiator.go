@@ -56,15 +56,8 @@ type Initiator struct {
 // Probe runs one probe against a peer from one port and returns what came of it, never nil. Its own deadlines bound it;
 // cancelling ctx ends it within a few hundred milliseconds, with nothing left behind.
 func (i *Initiator) Probe(ctx context.Context, spec Spec, to Target, device string, port int) *Result {
-	start := time.Now()
 	spec = spec.WithDefaults()
-	r := &Result{
-		ID: newID(), Time: start, Taints: []Taint{}, TaintLog: []TaintDetail{}, Runs: []Run{}, Probe: spec.Name, Peer: to.Name, Path: to.Path,
-		Device: device, Port: port, Kind: spec.Kind, Transport: spec.Transport, Op: spec.Op, QPs: spec.QPs, Options: spec.options(),
-	}
-	if r.Path == "" {
-		r.Path = "unknown"
-	}
+	r := i.begin(spec, to, device, port)
 	var f *failure
 	if err := spec.Validate(); err != nil {
 		f = fail(StageSetup, OpUnsupported, ScopeLocal, "%s", err)
@@ -73,8 +66,26 @@ func (i *Initiator) Probe(ctx context.Context, spec Spec, to Target, device stri
 	} else {
 		f = i.attempts(ctx, spec, to, r)
 	}
+	i.conclude(ctx, r, f)
+	return r
+}
+
+// begin is a result of which nothing is known but what was asked for. spec has its defaults.
+func (i *Initiator) begin(spec Spec, to Target, device string, port int) *Result {
+	r := &Result{
+		ID: newID(), Time: time.Now(), Taints: []Taint{}, TaintLog: []TaintDetail{}, Runs: []Run{}, Probe: spec.Name, Peer: to.Name, Path: to.Path,
+		Device: device, Port: port, Kind: spec.Kind, Transport: spec.Transport, Op: spec.Op, QPs: spec.QPs, Options: spec.options(),
+	}
+	if r.Path == "" {
+		r.Path = "unknown"
+	}
+	return r
+}
+
+// conclude judges a result.
+func (i *Initiator) conclude(ctx context.Context, r *Result, f *failure) {
 	r.Sweep, r.ClockResidual = sweepOf(r.Runs), verbs.ClockResidual()
-	r.Duration = time.Since(start).Seconds()
+	r.Duration = time.Since(r.Time).Seconds()
 	switch {
 	case f == nil:
 		r.Outcome = OK
@@ -89,7 +100,6 @@ func (i *Initiator) Probe(ctx context.Context, spec Spec, to Target, device stri
 		}
 		r.Stage, r.Reason, r.Scope, r.Detail = &f.stage, &f.reason, &f.scope, &f.detail
 	}
-	return r
 }
 
 func (i *Initiator) tolerances() Tolerances {
@@ -130,20 +140,8 @@ func (i *Initiator) attempts(ctx context.Context, spec Spec, to Target, r *Resul
 
 // attempt is one session. retry is not 0 if the peer was busy and may be asked again after about so long.
 func (i *Initiator) attempt(ctx context.Context, spec Spec, to Target, r *Result, patience time.Time) (f *failure, retry time.Duration) {
-	if host, _, err := net.SplitHostPort(to.Address); err != nil || host == "" {
-		return fail(StageResolve, DNS, ScopeLocal, "peer %s: address %q is not host:port", to.Name, to.Address), 0
-	}
-	port, f := i.Node.find(r.Device, r.Port)
-	if port != nil {
-		r.Rail, r.Fingerprint = port.Rail, i.Node.fingerprint(ctx, port)
-	}
+	port, f := i.ready(ctx, spec, to, r)
 	if f != nil {
-		return f, 0
-	}
-	if f := i.greet(ctx, port, to); f != nil {
-		return f, 0
-	}
-	if f := i.Node.unsupported(port.Device, spec); f != nil {
 		return f, 0
 	}
 	asked := time.Now()
@@ -168,6 +166,27 @@ func (i *Initiator) attempt(ctx context.Context, spec Spec, to Target, r *Result
 		return fail(f.stage, DeviceRemoved, ScopeLocal, "%s was removed or failed during the session (%s: %s)", r.Device, f.reason, f.detail), 0
 	}
 	return f, retry
+}
+
+// ready finds the port to probe from, and out whether there is a point in taking it.
+func (i *Initiator) ready(ctx context.Context, spec Spec, to Target, r *Result) (*LocalPort, *failure) {
+	if host, _, err := net.SplitHostPort(to.Address); err != nil || host == "" {
+		return nil, fail(StageResolve, DNS, ScopeLocal, "peer %s: address %q is not host:port", to.Name, to.Address)
+	}
+	port, f := i.Node.find(r.Device, r.Port)
+	if port != nil {
+		r.Rail, r.Fingerprint = port.Rail, i.Node.fingerprint(ctx, port)
+	}
+	if f != nil {
+		return nil, f
+	}
+	if f := i.greet(ctx, port, to); f != nil {
+		return nil, f
+	}
+	if f := i.Node.unsupported(port.Device, spec); f != nil {
+		return nil, f
+	}
+	return port, nil
 }
 
 var errDeadline = errors.New("the session's deadline passed")

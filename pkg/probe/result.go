@@ -153,6 +153,8 @@ type Run struct {
 	// Curve is messages completed over the timed part, of this end's direction.
 	Curve verbs.Curve `json:"-"`
 
+	from, to time.Duration // the window of the timed part, by the clock of latencies
+
 	short bool // too few completions for a rate between them
 }
 

@@ -302,7 +302,7 @@ func (p *LocalPort) pkeyIndex(pkey uint16) (int, *failure) {
 	return found, nil
 }
 
-// barrier lets sessions begin their timed parts together. A nil one keeps nobody.
+// barrier lets sessions begin their timed parts together.
 type barrier struct {
 	mu      sync.Mutex
 	missing int           // sessions that are not there yet
@@ -311,11 +311,7 @@ type barrier struct {
 
 func newBarrier(n int) *barrier { return &barrier{missing: n, open: make(chan struct{})} }
 
-// arrive is for a session that is there, or will never be.
 func (b *barrier) arrive() {
-	if b == nil {
-		return
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.missing--; b.missing == 0 {
@@ -323,13 +319,22 @@ func (b *barrier) arrive() {
 	}
 }
 
-func (b *barrier) wait(ctx context.Context) *failure {
-	if b == nil {
+// turn is one session's place at a barrier. A nil one keeps nobody.
+type turn struct {
+	b    *barrier
+	once sync.Once
+}
+
+// arrive is for a session that is there, or will never be.
+func (t *turn) arrive() { t.once.Do(t.b.arrive) }
+
+func (t *turn) wait(ctx context.Context) *failure {
+	if t == nil {
 		return nil
 	}
-	b.arrive()
+	t.arrive()
 	select {
-	case <-b.open:
+	case <-t.b.open:
 		return nil
 	case <-ctx.Done():
 		return fail(StageRun, Timeout, ScopeLocal, "the other sessions were not ready: %s", context.Cause(ctx))

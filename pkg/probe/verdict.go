@@ -52,9 +52,9 @@ func (r *Result) taint(tolerance Tolerances) {
 		if side.e == nil {
 			continue
 		}
-		own := r.own.local
+		own := flows{tx: r.own.local.tx + r.own.others.tx, rx: r.own.local.rx + r.own.others.rx}
 		if i == 1 {
-			own = own.mirror()
+			own = r.own.local.mirror()
 		}
 		r.foreign(tolerance[TaintForeignTraffic], side.name, side.e, own)
 		for _, c := range side.e.Conditions {
@@ -189,6 +189,7 @@ func (f flows) mirror() flows { return flows{tx: f.rx, rx: f.tx} }
 // ownTraffic is what a session itself did during its timed parts.
 type ownTraffic struct {
 	local   flows
+	others  flows   // of the group's other sessions over this end's port
 	packets uint64  // with payload
 	seconds float64 // of the timed parts
 	rate    float64 // of the slower port, bytes per second; 0: unknown
