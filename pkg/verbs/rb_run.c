@@ -277,12 +277,14 @@ int rb_arm(struct rb_ep *e, uint64_t size, int verify)
 
 /* ---- rates ---- */
 
-enum { LARGE_MESSAGE = 4096 };
-
-struct rb_stamps rb_stamps_for(const struct rb_run *r, const struct rb_ctl *ctl)
+struct rb_stamps rb_stamps_for(const struct rb_run *r, const struct rb_ctl *ctl, uint64_t most)
 {
+	uint64_t every = (8 << 20) / r->size;
+
+	if (every > most)
+		every = most;
 	return (struct rb_stamps){
-		.every = r->size >= LARGE_MESSAGE ? 1 : 32, .idle = 1, .point_every = r->interval_ns,
+		.every = every ? every : 1, .idle = 1, .point_every = r->interval_ns,
 		.marks = atomic_load_explicit(&ctl->marks, memory_order_relaxed),
 	};
 }

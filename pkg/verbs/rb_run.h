@@ -99,27 +99,28 @@ int rb_post_receives(struct rb_ep *e, int qp, int n);
 
 /* ---- rates ---- */
 
-/* Stamps the clock only where it costs nothing (after an empty poll, with large messages) or once in 32 polls, so that a loop
- * of a few nanoseconds a message stays one. Rates are taken between such stamps, never from the first post: the ramp-up and the
- * backlog at the end do not count. */
+/* Stamps the clock only where it costs nothing, after an empty poll, or once in so many messages that a loop of a few
+ * nanoseconds a message stays one (a stamp may take 100 ns), and so few that a loop that is never idle is looked at often
+ * enough. Rates are taken between such stamps, never from the first post: the ramp-up and the backlog at the end do not count. */
 struct rb_stamps {
 	uint64_t int_ns, int_done;       /* where the current interval of min/max began */
 	uint64_t point_ns, point_every;  /* the last point of the series, and their distance */
-	unsigned polls, every;           /* stamp once in `every` polls, a power of two */
+	uint64_t next, every;            /* messages: stamp when so many are done, and from then in so many */
 	uint32_t marks;                  /* of rb_ctl, seen */
 	int idle;                        /* the last poll was empty */
 };
 
-struct rb_stamps rb_stamps_for(const struct rb_run *r, const struct rb_ctl *ctl);
+/* most: messages between two stamps, fewer if they are large. */
+struct rb_stamps rb_stamps_for(const struct rb_run *r, const struct rb_ctl *ctl, uint64_t most);
 void rb_stamp(const struct rb_watch *w, struct rb_stamps *s, uint64_t done);
 
-static inline int rb_stamp_due(struct rb_stamps *s)
+static inline int rb_stamp_due(struct rb_stamps *s, uint64_t done)
 {
-	if (s->idle) {
-		s->idle = 0;
-		return 1;
-	}
-	return (++s->polls & (s->every - 1)) == 0;
+	if (!s->idle && __builtin_expect(done < s->next, 1))
+		return 0;
+	s->idle = 0;
+	s->next = done + s->every;
+	return 1;
 }
 
 /* ---- latency samples ---- */

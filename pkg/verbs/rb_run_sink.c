@@ -87,7 +87,7 @@ void rb_run_bw_sink(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl)
 	struct sink s = {
 		.e = e, .batch = e->a.rx_depth / 2 < RB_RX_BATCH ? e->a.rx_depth / 2 : RB_RX_BATCH, .grh = e->a.transport == RB_UD ? RB_GRH_BYTES : 0,
 	};
-	struct rb_stamps st = rb_stamps_for(r, ctl);
+	struct rb_stamps st = rb_stamps_for(r, ctl, 64);
 	struct rb_watch w;
 
 	if (s.batch < 1)
@@ -125,7 +125,7 @@ void rb_run_bw_sink(struct rb_ep *e, struct rb_run *r, struct rb_ctl *ctl)
 			break;
 		if (seen) {
 			rb_progress(&w);
-			if (rb_stamp_due(&st))
+			if (rb_stamp_due(&st, r->received))
 				rb_stamp(&w, &st, r->received);
 			if (rb_busy(&w))
 				break;

@@ -314,7 +314,7 @@ static uint64_t cut(struct source *s)
 
 static inline __attribute__((always_inline)) void source_loop(struct source *s, struct rb_run *r, struct rb_ctl *ctl, const int touched)
 {
-	struct rb_stamps st = rb_stamps_for(r, ctl);
+	struct rb_stamps st = rb_stamps_for(r, ctl, 512);
 	struct rb_watch w;
 	uint64_t done = 0, all = r->iterations ? r->iterations * (uint64_t)s->qps : UINT64_MAX;
 	int measuring = 1, turn = 0;
@@ -341,7 +341,7 @@ static inline __attribute__((always_inline)) void source_loop(struct source *s, 
 			break;
 		if (seen) {
 			rb_progress(&w);
-			if (measuring && (rb_stamp_due(&st) || done == all)) {
+			if (measuring && (rb_stamp_due(&st, done) || done == all)) {
 				rb_stamp(&w, &st, done);
 				if (enough(r, ctl, r->last_ns)) {
 					measuring = 0;
