@@ -64,11 +64,20 @@ campaign: build build-lab ## hours: 200 runs of which each taint must be in the 
 	$(BUILD)/lab exec --nodes 4 --out $(BUILD)/campaign -- env LAB_RUNS=200 $(BUILD)/fleet.test -test.v -test.timeout 6h -test.run '^TestTaintsAreTheCounters$$'
 	$(BUILD)/lab exec --nodes 8 --out $(BUILD)/campaign8 -- env LAB_SWEEPS=200 $(BUILD)/fleet.test -test.v -test.timeout 24h -test.run '^TestSweep$$'
 
+# Rounds and time of the native part, then of the lab part.
+BENCH ?= short
+BENCH_native_short := --runs 3 --budget 3m
+BENCH_lab_short := --runs 3 --budget 5m
+BENCH_native_full := --runs 9 --budget 10m
+BENCH_lab_full := --runs 7 --budget 30m
+
 .PHONY: bench
-bench: build build-lab ## compare with perftest in the lab; table and build/bench.json
+bench: build build-lab setup-test verbsim ## compare with perftest, qperf and a bare loop: table and build/bench.json; under 10 minutes, BENCH=full under 45
 	$(GO) build -o $(BUILD)/bench ./test/bench
-	$(BUILD)/lab exec --nodes 2 --out $(BUILD)/bench-out -- bash -c '$(BUILD)/bench --out "$$LAB_OUT"'
-	@cp $(BUILD)/bench-out/bench.json $(BUILD)/bench.json
+	$(BUILD)/bench --where native --out $(BUILD)/bench-native.json $(BENCH_native_$(BENCH)) > $(BUILD)/bench-native.txt; echo $$? > $(BUILD)/bench-native.rc
+	$(BUILD)/lab exec --nodes 2 --out $(BUILD)/bench-out -- bash -c \
+		'$(BUILD)/bench --where lab --out "$$LAB_OUT"/bench.json --with $(BUILD)/bench-native.json $(BENCH_lab_$(BENCH))'; \
+		rc=$$?; cp $(BUILD)/bench-out/bench.json $(BUILD)/bench.json && exit $$((rc | $$(cat $(BUILD)/bench-native.rc)))
 
 .PHONY: lab-shell
 lab-shell: build build-lab ## a shell in a guest with soft nodes

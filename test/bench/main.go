@@ -1,5 +1,6 @@
-// Command bench compares rdmabenchd with perftest in one lab guest: the same op, size and count, one after the other in turns,
-// medians of several. It prints a table and writes bench.json. Run it by `make bench`.
+// Command bench compares rdmabenchd with what else measures RDMA: in a lab guest with perftest and qperf, and natively, over
+// the user-space provider, with perftest and a bare loop. The same op, sizes and parameters, one after the other in turns,
+// medians of several rounds. It prints a table and writes a JSON file. Run it by `make bench`.
 package main
 
 import (
@@ -10,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 )
@@ -25,94 +27,171 @@ type Row struct {
 	Ratio  float64 `json:"ratio"` // ours / theirs
 	Runs   int     `json:"runs"`
 	Goal   float64 `json:"goal"` // of ratio: at least if higher is better, else at most
+	Met    bool    `json:"met"`
 
 	OursRuns   []float64 `json:"ours_runs"`
 	TheirsRuns []float64 `json:"theirs_runs"`
 }
 
-// comparison measures one figure with both tools.
-type comparison struct {
-	name, unit, better, tool string
-	goal                     float64
-	ours, theirs             func(context.Context) (float64, error)
+// figure is something that every side of a contest measures.
+type figure struct{ key, name, unit, better string }
+
+// side is one of the tools in a contest: its goal is ours/theirs, and run gives its figures by key.
+type side struct {
+	tool string
+	goal float64
+	run  func(context.Context) (map[string]float64, error)
+}
+
+// contest is one measurement, done by all sides with the same parameters. The first side is rdmabenchd.
+type contest struct {
+	name    string
+	figures []figure
+	sides   []side
+	got     []map[string][]float64 // by side and figure
+	failed  error
 }
 
 func main() {
-	binary := flag.String("binary", "build/rdmabenchd", "rdmabenchd to measure")
-	out := flag.String("out", "build", "folder for bench.json")
-	runs := flag.Int("runs", 5, "runs of each tool; the median counts")
+	where := flag.String("where", "lab", "lab: in a guest of the lab; native: on this host, over the user-space provider")
+	build := flag.String("build", "build", "folder with rdmabenchd, and verbsim.so and barelp")
+	out := flag.String("out", "build/bench.json", "file to write")
+	with := flag.String("with", "", "file of an earlier part, whose rows go first into table and file")
+	runs := flag.Int("runs", 3, "rounds; the medians count")
+	budget := flag.Duration("budget", 4*time.Minute, "time for all rounds; a round that has begun when it is over ends there")
+	only := flag.String("only", "", "only comparisons whose names contain this")
 	flag.Parse()
-	if err := bench(*binary, *out, *runs); err != nil {
+	if err := bench(*where, *build, *out, *with, *only, *runs, *budget); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-func bench(binary, out string, runs int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
+func bench(where, build, out, with, only string, runs int, budget time.Duration) error {
+	var rows []Row
+	if with != "" {
+		data, err := os.ReadFile(with)
+		if err != nil {
+			return err
+		}
+		if err := json.Unmarshal(data, &rows); err != nil {
+			return fmt.Errorf("%s: %w", with, err)
+		}
+	}
+	build, err := filepath.Abs(build)
+	if err != nil {
+		return err
+	}
+	// What hangs is cut off; else the budget ends it long before.
+	ctx, cancel := context.WithTimeout(context.Background(), budget+time.Minute)
 	defer cancel()
-	stop, err := startResponder(ctx, binary)
-	if err != nil {
-		return err
+	begin := time.Now()
+	parts := []func(context.Context, string) ([]*contest, func(), error){lab, daemonCost}
+	if where == "native" {
+		parts = []func(context.Context, string) ([]*contest, func(), error){native}
 	}
-	defer stop()
-	rows, err := compare(ctx, figures(binary), runs)
-	if err != nil {
-		return err
+	failed := 0
+	for i, part := range parts {
+		end := begin.Add(budget)
+		if i+1 < len(parts) {
+			end = end.Add(-budget / 10) // some is left for the others
+		}
+		contests, stop, err := part(ctx, build)
+		if err != nil {
+			return err
+		}
+		contests = slices.DeleteFunc(contests, func(c *contest) bool { return !strings.Contains(c.name, only) })
+		measure(ctx, contests, runs, end)
+		stop()
+		for _, c := range contests {
+			if c.failed != nil {
+				failed++
+				fmt.Fprintf(os.Stderr, "bench: %s: %v\n", c.name, c.failed)
+			}
+			rows = append(rows, c.rows()...)
+		}
 	}
-	// Only now: a daemon that probes by itself would disturb the others.
-	d, stopDaemons, err := startDaemons(ctx, binary)
-	if err != nil {
-		return err
-	}
-	defer stopDaemons()
-	cost, err := compare(ctx, []comparison{d.cost()}, runs)
-	if err != nil {
-		return err
-	}
-	rows = append(rows, cost...)
 	data, err := json.MarshalIndent(rows, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(out, "bench.json"), append(data, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(out, append(data, '\n'), 0o644); err != nil {
 		return err
 	}
 	table(rows)
+	if failed > 0 {
+		return fmt.Errorf("%d comparisons could not be made, see above", failed)
+	}
 	return nil
 }
 
-func compare(ctx context.Context, all []comparison, runs int) ([]Row, error) {
-	var rows []Row
-	for _, c := range all {
-		row := Row{Name: c.name, Unit: c.unit, Better: c.better, Tool: c.tool, Runs: runs, Goal: c.goal}
-		for i := range runs {
-			// In turns, and who goes first changes: what drifts in the guest meets both.
-			order := []func() error{
-				func() error { return measure(ctx, c.ours, &row.OursRuns) },
-				func() error { return measure(ctx, c.theirs, &row.TheirsRuns) },
-			}
-			if i%2 == 1 {
-				slices.Reverse(order)
-			}
-			for _, f := range order {
-				if err := f(); err != nil {
-					return nil, fmt.Errorf("%s: %w", c.name, err)
+// measure runs all contests in rounds until there were enough of them or the time is over. What drifts meets all sides alike:
+// they take turns at going first.
+func measure(ctx context.Context, contests []*contest, runs int, end time.Time) {
+	for round := range runs {
+		for _, c := range contests {
+			if time.Now().After(end) {
+				if round == 0 && c.failed == nil {
+					c.failed = fmt.Errorf("not measured: the time was over (--budget)")
 				}
+				continue
+			}
+			if c.failed == nil {
+				c.failed = c.round(ctx, round)
 			}
 		}
-		row.Ours, row.Theirs = median(row.OursRuns), median(row.TheirsRuns)
-		row.Ratio = row.Ours / row.Theirs
-		rows = append(rows, row)
-		fmt.Fprintf(os.Stderr, "%s: %.4g %s, %s %.4g, ratio %.3f\n", row.Name, row.Ours, row.Unit, row.Tool, row.Theirs, row.Ratio)
+		fmt.Fprintf(os.Stderr, "round %d of %d done\n", round+1, runs)
 	}
-	return rows, nil
 }
 
-func measure(ctx context.Context, f func(context.Context) (float64, error), to *[]float64) error {
-	v, err := f(ctx)
-	*to = append(*to, v)
-	return err
+// round runs every side once. Its figures count only if all sides have them.
+func (c *contest) round(ctx context.Context, n int) error {
+	if c.got == nil {
+		c.got = make([]map[string][]float64, len(c.sides))
+	}
+	all := make([]map[string]float64, len(c.sides))
+	for k := range c.sides {
+		i := (k + n) % len(c.sides)
+		run, cancel := context.WithTimeout(ctx, 30*time.Second)
+		got, err := c.sides[i].run(run)
+		cancel()
+		if err != nil {
+			return err
+		}
+		all[i] = got
+	}
+	for i, got := range all {
+		if c.got[i] == nil {
+			c.got[i] = map[string][]float64{}
+		}
+		for key, v := range got {
+			c.got[i][key] = append(c.got[i][key], v)
+		}
+	}
+	return nil
+}
+
+// rows are the comparisons of the first side with each of the others.
+func (c *contest) rows() []Row {
+	var out []Row
+	for _, f := range c.figures {
+		for i := 1; i < len(c.sides) && c.got != nil; i++ {
+			ours, theirs := c.got[0][f.key], c.got[i][f.key]
+			if len(ours) == 0 || len(theirs) == 0 {
+				continue
+			}
+			r := Row{
+				Name: c.name + " " + f.name, Unit: f.unit, Better: f.better, Ours: median(ours), Theirs: median(theirs),
+				Tool: c.sides[i].tool, Runs: len(ours), Goal: c.sides[i].goal, OursRuns: ours, TheirsRuns: theirs,
+			}
+			if r.Theirs > 0 {
+				r.Ratio = r.Ours / r.Theirs
+				r.Met = r.Better == "higher" && r.Ratio >= r.Goal || r.Better == "lower" && r.Ratio <= r.Goal
+			}
+			out = append(out, r)
+		}
+	}
+	return out
 }
 
 func median(v []float64) float64 {
@@ -122,21 +201,19 @@ func median(v []float64) float64 {
 
 func table(rows []Row) {
 	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "COMPARISON\tUNIT\tRDMABENCHD\tTHEIRS\tTOOL\tRATIO\tGOAL\tMET\t")
+	fmt.Fprintln(t, "COMPARISON\tUNIT\tRDMABENCHD\tTHEIRS\tTOOL\tRATIO\tGOAL\tMET\tRUNS\t")
+	met := 0
 	for _, r := range rows {
-		goal, met := "", "yes"
+		sign, yes := "<=", "no"
 		if r.Better == "higher" {
-			goal = fmt.Sprintf(">= %.2f", r.Goal)
-			if r.Ratio < r.Goal {
-				met = "no"
-			}
-		} else {
-			goal = fmt.Sprintf("<= %.2f", r.Goal)
-			if r.Ratio > r.Goal {
-				met = "no"
-			}
+			sign = ">="
 		}
-		fmt.Fprintf(t, "%s\t%s\t%.4g\t%.4g\t%s\t%.3f\t%s\t%s\t\n", r.Name, r.Unit, r.Ours, r.Theirs, r.Tool, r.Ratio, goal, met)
+		if r.Met {
+			yes = "yes"
+			met++
+		}
+		fmt.Fprintf(t, "%s\t%s\t%.4g\t%.4g\t%s\t%.3f\t%s %.2f\t%s\t%d\t\n", r.Name, r.Unit, r.Ours, r.Theirs, r.Tool, r.Ratio, sign, r.Goal, yes, r.Runs)
 	}
 	t.Flush()
+	fmt.Printf("%d of %d goals met\n", met, len(rows))
 }

@@ -4,130 +4,174 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
-// Node 1 probes node 2, in both tools.
-const (
-	addrA, addrB     = "10.9.0.1", "10.9.0.2"
-	deviceA, deviceB = "rxe1", "rxe2"
-	responderPort    = "18600"
-	probeIterations  = 100
-)
-
-func figures(binary string) []comparison {
-	var out []comparison
-	for _, op := range []string{"write", "read", "send"} {
-		out = append(out,
-			comparison{
-				name: op + " bandwidth 64 KiB", unit: "MiB/s", better: "higher", tool: "ib_" + op + "_bw", goal: 1,
-				ours: func(ctx context.Context) (float64, error) {
-					r, err := probe(ctx, binary, "--kind=bandwidth", "--op="+op, "-s", "65536", "-n", "500")
-					if err != nil {
-						return 0, err
-					}
-					return *r.Runs[0].Bandwidth.BytesPerSecond / (1 << 20), nil
-				},
-				theirs: func(ctx context.Context) (float64, error) {
-					return perftest(ctx, 3, "ib_"+op+"_bw", "-s", "65536", "-n", "500")
-				},
-			},
-			comparison{
-				name: op + " latency 8 B p50", unit: "us", better: "lower", tool: "ib_" + op + "_lat", goal: 1,
-				ours: func(ctx context.Context) (float64, error) {
-					r, err := probe(ctx, binary, "--kind=latency", "--op="+op, "-s", "8", "-n", "1000")
-					if err != nil {
-						return 0, err
-					}
-					return *r.Runs[0].Latency.P50 * 1e6, nil
-				},
-				theirs: func(ctx context.Context) (float64, error) {
-					return perftest(ctx, 4, "ib_"+op+"_lat", "-s", "8", "-n", "1000")
-				},
-			})
-	}
-	return out
+// place is where tools run: devices, addresses, and what stands before and after their names.
+type place struct {
+	binary           string   // rdmabenchd
+	client, server   []string // put before a command: which CPU it may use
+	env              []string
+	deviceA, deviceB string // of the client, of the server
+	addr, port       string // of the server, and of rdmabenchd's responder on it
+	gid              int
+	perftestArgs     []string
+	perftestPort     string
 }
 
-// result is what is read of `rdmabenchd probe --output=json`.
-type result struct {
-	Result   string
-	Detail   *string
-	Duration float64
-	Runs     []struct {
-		Latency   *struct{ P50 *float64 }
-		Bandwidth *struct {
-			BytesPerSecond *float64 `json:"bytes_per_second"`
-		}
-	}
+func (p *place) command(ctx context.Context, before []string, name string, args ...string) *exec.Cmd {
+	all := append(append(append([]string{}, before...), name), args...)
+	cmd := exec.CommandContext(ctx, all[0], all[1:]...)
+	cmd.Env = append(os.Environ(), p.env...)
+	cmd.WaitDelay = time.Second
+	return cmd
 }
 
-// probe runs one probe by hand against the responder.
-func probe(ctx context.Context, binary string, args ...string) (*result, error) {
-	cmd := exec.CommandContext(ctx, binary, append([]string{"probe", "-d", deviceA, "--output=json", addrB + ":" + responderPort}, args...)...)
+// used adds what a child took of the CPU.
+func used(cmd *exec.Cmd, to map[string]float64) map[string]float64 {
+	if u, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
+		to["user"] = time.Duration(u.Utime.Nano()).Seconds()
+		to["cpu"] = to["user"] + time.Duration(u.Stime.Nano()).Seconds()
+	}
+	return to
+}
+
+// probe runs one probe by hand. Figures: bandwidth (MiB/s), rate (messages/s), p50 and mean (us), loop (CPU seconds of the
+// measuring thread), user and cpu (CPU seconds of the process).
+func (p *place) probe(ctx context.Context, args ...string) (map[string]float64, error) {
+	args = append([]string{"probe", "-d", p.deviceA, "-x", strconv.Itoa(p.gid), "--output=json", p.addr + ":" + p.port}, args...)
+	cmd := p.command(ctx, p.client, p.binary, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("rdmabenchd probe %s: %w\n%s", strings.Join(args, " "), err, stderr.Bytes())
+		return nil, fmt.Errorf("rdmabenchd %s: %w\n%s", strings.Join(args, " "), err, stderr.Bytes())
 	}
-	var r result
+	var r struct {
+		Result string
+		Runs   []struct {
+			Latency   *struct{ P50, Mean *float64 }
+			Bandwidth *struct {
+				BytesPerSecond *float64 `json:"bytes_per_second"`
+			}
+			MessageRate *float64                 `json:"messages_per_second"`
+			CPU         struct{ Local *float64 } `json:"cpu_seconds"`
+		}
+	}
 	if err := json.Unmarshal(out, &r); err != nil {
 		return nil, err
 	}
 	if len(r.Runs) == 0 {
-		return nil, fmt.Errorf("probe %s gave no figures", r.Result)
+		return nil, fmt.Errorf("rdmabenchd %s: %s, no figures", strings.Join(args, " "), r.Result)
 	}
-	return &r, nil
+	got, run := map[string]float64{}, r.Runs[0]
+	set := func(key string, v *float64, scale float64) {
+		if v != nil {
+			got[key] = *v * scale
+		}
+	}
+	if run.Latency != nil {
+		set("p50", run.Latency.P50, 1e6)
+		set("mean", run.Latency.Mean, 1e6)
+	}
+	if run.Bandwidth != nil {
+		set("bandwidth", run.Bandwidth.BytesPerSecond, 1.0/(1<<20))
+	}
+	set("rate", run.MessageRate, 1)
+	set("loop", run.CPU.Local, 1)
+	return used(cmd, got), nil
 }
 
-// perftest runs one of its tools between the two nodes and returns a column of the client's table.
-func perftest(ctx context.Context, column int, tool string, args ...string) (float64, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	server := exec.CommandContext(ctx, tool, append([]string{"-F", "-d", deviceB, "-x", "1"}, args...)...)
+// perftest runs one of its tools between the two devices and returns the client's figures: bandwidth (MiB/s), rate
+// (messages/s), p50 and mean (us), user and cpu (CPU seconds of the process).
+func (p *place) perftest(ctx context.Context, tool string, args ...string) (map[string]float64, error) {
+	common := append([]string{"-F", "-x", strconv.Itoa(p.gid), "-p", p.perftestPort}, p.perftestArgs...)
+	common = append(common, args...)
+	server := p.command(ctx, p.server, tool, append([]string{"-d", p.deviceB}, common...)...)
 	if err := server.Start(); err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer func() {
 		_ = server.Process.Kill()
 		_ = server.Wait()
 	}()
-	var out []byte
-	var err error
-	// The server has no way to say that it listens.
-	for range 50 {
-		client := exec.CommandContext(ctx, tool, append([]string{"-F", "-d", deviceA, "-x", "1", addrB}, args...)...)
-		if out, err = client.CombinedOutput(); err == nil || !bytes.Contains(out, []byte("Couldn't connect")) {
-			break
+	// A connection to see whether it listens would be taken for the client's.
+	for !listens(p.perftestPort) {
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%s does not listen on port %s: %w", tool, p.perftestPort, ctx.Err())
+		case <-time.After(5 * time.Millisecond):
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
+	client := p.command(ctx, p.client, tool, append([]string{"-d", p.deviceA, p.addr}, common...)...)
+	out, err := client.CombinedOutput()
 	if err != nil {
-		return 0, fmt.Errorf("%s %s: %w\n%s", tool, strings.Join(args, " "), err, out)
+		return nil, fmt.Errorf("%s %s: %w\n%s", tool, strings.Join(common, " "), err, out)
 	}
 	lines := strings.Split(string(out), "\n")
 	for i, l := range lines {
-		if strings.HasPrefix(strings.TrimSpace(l), "#bytes") && i+1 < len(lines) {
-			if f := strings.Fields(lines[i+1]); len(f) > column {
-				return strconv.ParseFloat(f[column], 64)
+		if !strings.HasPrefix(strings.TrimSpace(l), "#bytes") || i+1 == len(lines) {
+			continue
+		}
+		columns := map[int]string{3: "bandwidth", 4: "rate"}
+		if strings.Contains(l, "t_typical") {
+			columns = map[int]string{4: "p50", 5: "mean"}
+		}
+		got := map[string]float64{}
+		for k, f := range strings.Fields(lines[i+1]) {
+			if key := columns[k]; key != "" {
+				if got[key], err = strconv.ParseFloat(f, 64); err != nil {
+					return nil, fmt.Errorf("%s: %w in\n%s", tool, err, out)
+				}
 			}
 		}
+		got["rate"] *= 1e6
+		return used(client, got), nil
 	}
-	return 0, fmt.Errorf("%s printed no table:\n%s", tool, out)
+	return nil, fmt.Errorf("%s printed no table:\n%s", tool, out)
 }
 
-// startResponder starts `rdmabenchd respond` on node 2 and waits until it answers.
-func startResponder(ctx context.Context, binary string) (stop func(), err error) {
-	cmd := exec.CommandContext(ctx, binary, "respond", "-d", deviceB, "--listen", addrB+":"+responderPort)
+// qperf runs one of its tests for a second against the qperf that runs on the server. Figures: bandwidth (MiB/s), mean (us).
+func (p *place) qperf(ctx context.Context, test string, args ...string) (map[string]float64, error) {
+	// Polled, as the others are; it would wait for events. Without rdma_cm it sends no GRH, and RoCE does not work.
+	args = append([]string{"-t", "1", "-uu", "-cp", "1", "-cm", "1"}, args...)
+	args = append(args, p.addr, test)
+	out, err := p.command(ctx, p.client, "qperf", args...).CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("qperf %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	got := map[string]float64{}
+	for l := range strings.Lines(string(out)) {
+		f := strings.Fields(l) // name = value unit
+		if len(f) < 4 || f[1] != "=" {
+			continue
+		}
+		v, err := strconv.ParseFloat(strings.ReplaceAll(f[2], ",", ""), 64)
+		if err != nil {
+			return nil, fmt.Errorf("qperf %s: %w in\n%s", test, err, out)
+		}
+		switch {
+		case f[3] == "bytes/sec" && (f[0] == "bw" || f[0] == "send_bw"):
+			got["bandwidth"] = v / (1 << 20)
+		case f[0] == "latency" && f[3] == "ns":
+			got["mean"] = v / 1e3
+		}
+	}
+	if len(got) == 0 {
+		return nil, fmt.Errorf("qperf %s gave no figure:\n%s", test, out)
+	}
+	return got, nil
+}
+
+// respond starts `rdmabenchd respond` on the server and waits until it answers.
+func (p *place) respond(ctx context.Context) (stop func(), err error) {
+	cmd := p.command(ctx, p.server, p.binary, "respond", "-d", p.deviceB, "--listen", p.addr+":"+p.port, "--log.level=error")
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -137,7 +181,7 @@ func startResponder(ctx context.Context, binary string) (stop func(), err error)
 		_ = cmd.Wait()
 	}
 	for range 100 {
-		if _, err = probe(ctx, binary, "-n", "10"); err == nil {
+		if _, err = p.probe(ctx, "--kind=bandwidth", "-s", "64", "-n", "500"); err == nil {
 			return stop, nil
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -146,98 +190,40 @@ func startResponder(ctx context.Context, binary string) (stop func(), err error)
 	return nil, err
 }
 
-// daemons are two rdmabenchds, of which the first probes the second every second.
-type daemons struct {
-	url  string
-	seen map[string]bool // result ids
+// perMillion gives what a million messages take: the difference of two runs, the longer of which does extra messages more, so
+// that what a process takes to start doesn't count.
+func perMillion(extra int, run func(ctx context.Context, longer bool) (map[string]float64, error)) func(context.Context) (map[string]float64, error) {
+	return func(ctx context.Context) (map[string]float64, error) {
+		short, err := run(ctx, false)
+		if err != nil {
+			return nil, err
+		}
+		long, err := run(ctx, true)
+		if err != nil {
+			return nil, err
+		}
+		got := map[string]float64{}
+		for key, v := range long {
+			got[key] = (v - short[key]) * 1e6 / float64(extra)
+		}
+		return got, nil
+	}
 }
 
-const benchConfig = `
-node: {name: %[1]s}
-devices: {include: [%[2]s]}
-control: {listen: "%[3]s:18700", insecure: true}
-peers: {static: [{name: a, address: "10.9.0.1:18700"}, {name: b, address: "10.9.0.2:18700"}]}
-probes: [%[4]s]
-`
-
-func startDaemons(ctx context.Context, binary string) (*daemons, func(), error) {
-	dir, err := os.MkdirTemp("", "bench")
+// listens says whether something on this host listens on a TCP port.
+func listens(port string) bool {
+	n, err := strconv.Atoi(port)
 	if err != nil {
-		return nil, nil, err
+		return false
 	}
-	var all []*exec.Cmd
-	stop := func() {
-		for _, c := range all {
-			_ = c.Process.Signal(os.Interrupt)
-			_ = c.Wait()
-		}
-		os.RemoveAll(dir)
-	}
-	for i, c := range []string{
-		fmt.Sprintf(benchConfig, "a", deviceA, addrA, fmt.Sprintf(`{name: cost, schedule: "@every 1s", kind: latency, op: write, sizes: [8], iterations: %d}`, probeIterations)),
-		fmt.Sprintf(benchConfig, "b", deviceB, addrB, ""),
-	} {
-		file := filepath.Join(dir, fmt.Sprintf("%d.yaml", i))
-		if err := os.WriteFile(file, []byte(c), 0o600); err != nil {
-			stop()
-			return nil, nil, err
-		}
-		cmd := exec.CommandContext(ctx, binary, "run", "--config.file="+file, fmt.Sprintf("--web.listen-address=127.0.0.1:%d", 18710+i), "--log.level=warn")
-		cmd.Stderr = os.Stderr
-		if err := cmd.Start(); err != nil {
-			stop()
-			return nil, nil, err
-		}
-		all = append(all, cmd)
-	}
-	return &daemons{url: "http://127.0.0.1:18710/api/v1/results?recent=100", seen: map[string]bool{}}, stop, nil
-}
-
-// cost compares all that a scheduled probe takes with launching perftest for the same figure.
-func (d *daemons) cost() comparison {
-	return comparison{
-		name: fmt.Sprintf("cost of a probe of %d iterations", probeIterations), unit: "s", better: "lower", tool: "ib_write_lat", goal: 0.1,
-		ours: d.probeCost,
-		theirs: func(ctx context.Context) (float64, error) {
-			start := time.Now()
-			_, err := perftest(ctx, 4, "ib_write_lat", "-s", "8", "-n", strconv.Itoa(probeIterations))
-			return time.Since(start).Seconds(), err
-		},
-	}
-}
-
-// probeCost returns how long the next scheduled probe takes, from the scheduler to its result.
-func (d *daemons) probeCost(ctx context.Context) (float64, error) {
-	first := true
-	for range 300 {
-		var body struct {
-			Recent []struct {
-				ID, Result, Probe string
-				Duration          float64
+	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		data, _ := os.ReadFile(file)
+		for l := range strings.Lines(string(data)) {
+			// sl, local_address:port, remote, state; 0A is LISTEN.
+			if f := strings.Fields(l); len(f) > 3 && f[3] == "0A" && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", n)) {
+				return true
 			}
 		}
-		if resp, err := http.Get(d.url); err == nil {
-			err = json.NewDecoder(resp.Body).Decode(&body)
-			resp.Body.Close()
-			if err != nil {
-				return 0, err
-			}
-		}
-		for _, r := range body.Recent {
-			if d.seen[r.ID] {
-				continue
-			}
-			d.seen[r.ID] = true
-			if !first && (r.Result == "ok" || r.Result == "tainted") {
-				return r.Duration, nil
-			}
-		}
-		first = false
-		select {
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		case <-time.After(100 * time.Millisecond):
-		}
 	}
-	return 0, errors.New("the daemon gave no result in 30 s")
+	return false
 }
