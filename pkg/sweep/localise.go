@@ -448,11 +448,27 @@ func (a *analysis) take(r *Report, x *accusation) {
 	if x.s.Kind == Node && slices.ContainsFunc(r.Suspects, func(s Suspect) bool { return s.Kind == Node && s.Node == x.s.Node }) {
 		return // a port more of the same
 	}
-	if x.s.Kind == NIC && len(r.Suspects) > 0 && a.peers(x) < weakPeers && !slices.Contains(x.s.Symptoms, symptom[failures]) {
-		r.Doubtful = append(r.Doubtful, x.s) // the few that the others' faults left over may agree by chance
+	// The few peers that the others' faults left over may agree by chance, and what is too nervous to accuse a pair may do so more often.
+	few := len(r.Suspects) > 0 && a.peers(x) < weakPeers
+	if x.s.Kind == NIC && (few || a.weak(x)) && !slices.Contains(x.s.Symptoms, symptom[failures]) {
+		r.Doubtful = append(r.Doubtful, x.s)
 		return
 	}
 	r.Suspects = append(r.Suspects, x.s)
+}
+
+// weak reports whether p99 and retransmits are nearly all that speaks against a port.
+func (a *analysis) weak(x *accusation) bool {
+	firm := 0
+	for _, i := range x.rows {
+		for f := range families {
+			if a.rows[i].bad[f] != nil && a.rows[i].runs[f] > 0 {
+				firm++
+				break
+			}
+		}
+	}
+	return 2*firm < len(x.rows)
 }
 
 // peers is how many peers a port's accusation rests on.
