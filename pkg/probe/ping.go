@@ -163,7 +163,9 @@ func (i *Initiator) ping(ctx context.Context, spec Spec, to Target, r *Result) *
 	}
 	for again := false; ; again = true {
 		known := a.epoch()
+		forget := i.keepKnown(ctx, a, to)
 		f = i.pings(ctx, p, a, spec, to, r)
+		forget()
 		a.leave()
 		lost := slices.ContainsFunc(r.Runs, func(run Run) bool { return run.Ping.Lost > 0 })
 		if again || !lost || ctx.Err() != nil || f != nil && f.reason != Timeout {
@@ -339,7 +341,35 @@ func (i *Initiator) introduce(ctx context.Context, p *pinger, spec Spec, to Targ
 		a.leave()
 		return nil, f
 	}
+	a.req = req
 	return a, nil
+}
+
+// keepKnown renews what introduce told the peer until it is ended: pings may be under way for longer than a lease. A peer that
+// does not answer shows in the pings.
+func (i *Initiator) keepKnown(ctx context.Context, a *asked, to Target) (end func()) {
+	a.mu.Lock()
+	req, every := a.req, seconds(a.rep.Lease)/3 // at most half a lease has passed
+	a.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		t := time.NewTicker(every)
+		defer t.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-t.C:
+				_, _ = i.Client.Ping(ctx, to.Address, req)
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
 }
 
 // Ping makes this end ready to answer an initiator's pings, for as long as the lease says. It is the control.Service's.

@@ -68,6 +68,21 @@ func TestPingsOfEverySize(t *testing.T) {
 	}
 }
 
+// A run of pings may take longer than the peer's lease: it must not be forgotten in the middle.
+func TestPingsOutlastTheLease(t *testing.T) {
+	limits := roomy
+	limits.Lease = time.Second
+	a, b := newHost(t, "a", roomy), newHost(t, "b", limits)
+	spec := pingSpec()
+	spec.Iterations, spec.Gap = 250, 10*time.Millisecond
+	r := a.probe(t.Context(), spec, b.target())
+	wantUsable(t, r)
+	checkPing(t, r.Runs[0], 250)
+	if lost := r.Runs[0].Ping.Lost; lost != 0 {
+		t.Errorf("%d of 250 pings are lost", lost)
+	}
+}
+
 // countPings counts the announcements that reach a responder.
 type countPings struct {
 	control.Service

@@ -235,6 +235,7 @@ type asked struct {
 	expiry *time.Timer
 
 	mu       sync.Mutex // held while the peer is told of this end
+	req      *control.PingRequest
 	rep      *control.PingReply
 	gids     string // of this end, as they were told
 	told     time.Time
