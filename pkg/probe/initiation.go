@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/control"
@@ -26,6 +27,7 @@ type initiation struct {
 	gidIndex int
 	cpus     []int
 	sink     chan verbs.RunResult // holds what this end received, once that ended; nil while nothing is
+	parting  atomic.Bool          // the last call was made: the session may be gone before its answer is here
 	start    *turn                // of sessions that begin their timed parts together; nil: this one is alone
 }
 
@@ -161,7 +163,7 @@ func (s *initiation) renew(ctx context.Context, session *control.Session, cancel
 		case <-ctx.Done():
 			return
 		case <-t.C:
-			if err := session.Renew(ctx); err != nil && ctx.Err() == nil {
+			if err := session.Renew(ctx); err != nil && ctx.Err() == nil && !s.parting.Load() {
 				cancel(err)
 				return
 			}
@@ -236,6 +238,9 @@ func (s *initiation) run(ctx context.Context, size int, last bool) (*Run, *failu
 	finish := control.FinishRequest{Sent: v.sent, Last: last}
 	if s.spec.peerSends() {
 		finish.From, finish.To = (v.from + ahead).Seconds(), (v.to + ahead).Seconds()
+	}
+	if last {
+		s.parting.Store(true)
 	}
 	if v.rep, err = s.session.Finish(ctx, finish); err != nil {
 		return nil, s.lost(ctx, StageVerify, err)
