@@ -73,7 +73,7 @@ func (r *Result) taint(tolerance Tolerances) {
 		if l := run.Latency; l != nil && run.Delayed > 0 && float64(run.Delayed) >= thousandth*float64(l.Samples) {
 			r.addTaint(TaintDetail{Taint: TaintClock, Side: "local", Counter: "delayed samples", Delta: uint64(run.Delayed), Limit: uint64(thousandth * float64(l.Samples))})
 		}
-		if run.Bandwidth != nil && run.short {
+		if run.short {
 			r.addTaint(TaintDetail{Taint: TaintShortRun, Side: "local", Counter: "messages", Delta: run.Iterations})
 		}
 	}
