@@ -242,11 +242,11 @@ out:
 enum answer { ANSWERED, LOST, ENDED };
 
 /* How long to wait for an answer that may not come: eight times the longest wait so far, at least 100 ms (a responder may lose
- * its CPU for a while), at most 1 s. */
+ * its CPU for a while), at most 500 ms: a run that is given up after 3 s of silence has then lost six messages in a row. */
 static uint64_t patience(const struct rb_ep *e)
 {
 	const double k = rb_clock_ns_per_tick();
-	uint64_t least = (uint64_t)(100000000 / k), most = (uint64_t)(1000000000 / k), eight = 8 * e->answer_max;
+	uint64_t least = (uint64_t)(100000000 / k), most = (uint64_t)(500000000 / k), eight = 8 * e->answer_max;
 
 	if (!e->answer_max || eight > most)
 		return most;
