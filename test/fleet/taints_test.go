@@ -9,8 +9,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
+	"github.com/rdmabenchd/rdmabenchd/pkg/verbs"
 )
 
 // retransmits are rxe's counters of packets sent again, as the requester and as the responder see them.
@@ -36,23 +38,26 @@ func counted(t *testing.T) map[string]uint64 {
 	return out
 }
 
-// TestLossOnEitherEnd has half a percent of what an end sends lost: whichever end it is, the result says that packets were
-// sent again, and which counter shows it.
+// TestLossOnEitherEnd has one percent of what an end sends lost: whichever end it is, the result says that packets were sent
+// again, and which counter shows it. Each end sends 1000 packets or more: that none is lost happens once in 20,000 times.
 func TestLossOnEitherEnd(t *testing.T) {
 	startFleet(t, "test/fleet/testdata/responders.yaml", 2)
-	heals(t)
+	l := localNode(t, 1)
+	l.reaches(t, 2)
 	for _, node := range []string{"1", "2"} {
-		for _, args := range [][]string{
-			{"--kind=latency", "-n", "1500", "--deadline=120s"},
-			{"--kind=bandwidth", "--op=read", "-n", "100", "-t", "4", "--deadline=120s"},
+		for _, spec := range []probe.Spec{
+			{Kind: probe.Latency},
+			{Kind: probe.Bandwidth, Op: verbs.Read, Sizes: []int{1024}, TxDepth: 4}, // a packet each way
 		} {
-			command(t, "fault", node, "loss", "0.5%")
-			r := byHand(t, args...)
+			spec.Iterations, spec.Deadline = 1000, 2*time.Minute
+			what := fmt.Sprintf("loss at node%s, %s of %s", node, spec.Kind, spec.WithDefaults().Op)
+			command(t, "fault", node, "loss", "1%")
+			r := l.to(t, 2, spec)
 			command(t, "fault", node, "clear")
 			if r.Outcome != probe.Tainted || !contains(r.Taints, probe.TaintRetransmit) {
-				t.Errorf("loss at node%s, %v: got %s, want a taint of retransmit; evidence %+v %+v", node, args, describe(r), r.Evidence.Local, r.Evidence.Remote)
+				t.Errorf("%s: got %s, want a taint of retransmit; evidence %+v %+v", what, describe(*r), r.Evidence.Local, r.Evidence.Remote)
 			}
-			t.Logf("loss at node%s, %v: %v", node, args, r.TaintLog)
+			t.Logf("%s: %.1f s, %v", what, r.Duration, r.TaintLog)
 		}
 	}
 }
@@ -61,7 +66,7 @@ func TestLossOnEitherEnd(t *testing.T) {
 // either end moved within the timed part. There is no warm-up, so that sysfs, read before and after, sees that part alone.
 // The emulated lab sends again by itself now and then; the test says how often.
 func TestTaintsAreTheCounters(t *testing.T) {
-	runs := 20
+	runs := 21
 	if s := os.Getenv("LAB_RUNS"); s != "" {
 		var err error
 		if runs, err = strconv.Atoi(s); err != nil {
@@ -69,28 +74,30 @@ func TestTaintsAreTheCounters(t *testing.T) {
 		}
 	}
 	startFleet(t, "test/fleet/testdata/responders.yaml", 2)
-	heals(t)
-	kinds := [][]string{
-		{"--kind=latency", "-n", "300"},
-		{"--kind=latency", "--op=read", "-n", "300"},
-		{"--kind=latency", "--op=send", "-n", "300"},
-		{"--kind=bandwidth", "-n", "100", "-t", "16"},
-		{"--kind=bandwidth", "--op=read", "-n", "100", "-t", "16"},
-		{"--kind=bandwidth", "--op=send", "-n", "100", "-t", "16"},
-		{"--kind=message-rate", "-n", "1000", "-t", "16"},
+	l := localNode(t, 1)
+	l.reaches(t, 2)
+	specs := []probe.Spec{
+		{Kind: probe.Latency, Op: verbs.Write, Iterations: 300},
+		{Kind: probe.Latency, Op: verbs.Read, Iterations: 300},
+		{Kind: probe.Latency, Op: verbs.Send, Iterations: 300},
+		{Kind: probe.Bandwidth, Op: verbs.Write, Iterations: 100, TxDepth: 16},
+		{Kind: probe.Bandwidth, Op: verbs.Read, Iterations: 100, TxDepth: 16},
+		{Kind: probe.Bandwidth, Op: verbs.Send, Iterations: 100, TxDepth: 16},
+		{Kind: probe.MessageRate, Op: verbs.Write, Iterations: 1000, TxDepth: 16},
 	}
 	tainted, of := map[string]int{}, map[string]int{}
 	all := 0
 	for i := range runs {
-		args := kinds[i%len(kinds)]
-		kind := strings.Join(args, " ")
+		spec := specs[i%len(specs)]
+		spec.Warmup, spec.Deadline = -1, time.Minute
+		kind := fmt.Sprintf("%s of %s", spec.Kind, spec.Op)
 		before := counted(t)
-		r := byHand(t, append(args, "--warmup=-1", "--deadline=60s")...)
+		r := l.to(t, 2, spec)
 		after := counted(t)
 		if !r.Usable() {
-			t.Fatalf("run %d, %s: %s", i, kind, describe(r))
+			t.Fatalf("run %d, %s: %s", i, kind, describe(*r))
 		}
-		var inside, outside uint64
+		var inside uint64
 		var differ []string
 		for side, e := range map[string]*probe.EndEvidence{"local": r.Evidence.Local, "remote": r.Evidence.Remote} {
 			if e == nil {
@@ -99,7 +106,6 @@ func TestTaintsAreTheCounters(t *testing.T) {
 			for _, name := range retransmits {
 				moved := after[side+" "+name] - before[side+" "+name]
 				inside += e.Counters[name]
-				outside += moved
 				if e.Counters[name] != moved {
 					differ = append(differ, fmt.Sprintf("%s %s +%d, evidence says +%d", side, name, moved, e.Counters[name]))
 				}
@@ -119,11 +125,11 @@ func TestTaintsAreTheCounters(t *testing.T) {
 		if has {
 			tainted[kind]++
 			all++
+			t.Logf("run %d, %s: %v", i, kind, r.TaintLog)
 		}
 	}
 	t.Logf("%d of %d runs sent packets again by themselves", all, runs)
-	for _, args := range kinds {
-		kind := strings.Join(args, " ")
-		t.Logf("  %2d of %2d: %s", tainted[kind], of[kind], kind)
+	for kind, n := range of {
+		t.Logf("  %2d of %2d: %s", tainted[kind], n, kind)
 	}
 }
