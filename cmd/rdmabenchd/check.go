@@ -79,6 +79,52 @@ func printPlan(w io.Writer, file string, cfg *config.Config, view peers.View, so
 			perDay(spec, p.Schedule.Count(now, now.Add(24*time.Hour)), p.PerFiring(count)))
 	}
 	t.Flush()
+	printGuards(w, cfg, count, now)
+}
+
+// printGuards says what the guards leave of the plan, if there are any.
+func printGuards(w io.Writer, cfg *config.Config, count int, now time.Time) {
+	var bytes float64
+	var long time.Duration
+	for _, p := range cfg.Probes {
+		if spec := p.Spec.WithDefaults(); spec.Heavy() {
+			b, d := load(spec, p.Schedule.Count(now, now.Add(24*time.Hour)), p.PerFiring(count))
+			bytes, long = bytes+b, long+d
+		}
+	}
+	text := amount(bytes)
+	if long > 0 {
+		text += fmt.Sprintf(" and %s at line rate", long)
+	}
+	fmt.Fprintf(w, "\nheavy probes send %s per day and port\n", text)
+	g := cfg.Guards
+	if g.BytesPerDay > 0 {
+		fmt.Fprintf(w, "guards: at most %s per day and port, sent and received", amount(float64(g.BytesPerDay)))
+		if 2*bytes > float64(g.BytesPerDay) { // peers send as much
+			fmt.Fprint(w, "; THAT IS LESS than these probes and those of the peers would take, some will be skipped (budget)")
+		}
+		fmt.Fprintln(w)
+	}
+	if g.Concurrent > 0 {
+		fmt.Fprintf(w, "guards: at most %d heavy probes of this node at a time\n", g.Concurrent)
+	}
+	if g.MaxUtilization > 0 {
+		during := ""
+		if g.AbortOnTraffic {
+			during = ", or begins to"
+		}
+		fmt.Fprintf(w, "guards: none where others use more than %.4g %% of the line rate%s\n", 100*g.MaxUtilization, during)
+	}
+	for _, b := range g.Blackout {
+		state := ""
+		if b.Contains(now) {
+			state = " (now)"
+		}
+		fmt.Fprintf(w, "guards: none in %s%s\n", b, state)
+	}
+	if len(g.Command) > 0 {
+		fmt.Fprintf(w, "guards: none while %s exits with other than 0\n", strings.Join(g.Command, " "))
+	}
 }
 
 // wrongFiles returns the errors of files with peers that are there and can't be used. Those that are not there may come yet.
@@ -141,15 +187,23 @@ func sizes(s []int) string {
 
 // perDay is the payload that a probe sends from one port in a day; a probe by duration sends what the link takes.
 func perDay(s probe.Spec, runs, peers int) string {
+	bytes, long := load(s, runs, peers)
+	if long > 0 {
+		return fmt.Sprintf("%s of traffic", long)
+	}
+	return amount(bytes)
+}
+
+// load is the payload that a probe sends from one port in so many runs against so many peers, or for how long it sends.
+func load(s probe.Spec, runs, peers int) (bytes float64, long time.Duration) {
 	runs *= max(1, s.Repeat) * max(1, s.FlowLabels)
 	if s.Duration > 0 {
-		return fmt.Sprintf("%s of traffic", time.Duration(runs*peers*len(s.Sizes))*s.Duration)
+		return 0, time.Duration(runs*peers*len(s.Sizes)) * s.Duration
 	}
-	var bytes float64
 	for _, size := range s.Sizes {
 		bytes += float64(size) * float64(s.Iterations+max(0, s.Warmup)) * float64(s.QPs) * float64(runs*peers)
 	}
-	return amount(bytes)
+	return bytes, 0
 }
 
 func amount(bytes float64) string {

@@ -63,6 +63,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	addRespond(app, add)
 	addSweep(app, add)
 	addSimulate(app, add)
+	addPause(app, add)
 
 	name, err := app.Parse(args)
 	if terminated {

@@ -28,8 +28,8 @@ const (
 func addRun(app *kingpin.Application, add func(string, func(context.Context, *environment) error)) {
 	cmd := app.Command("run", "The daemon: probe on schedule, answer probes, export the results. SIGHUP reloads the configuration.").Default()
 	file := cmd.Flag("config.file", "Configuration file.").Default(defaultConfigFile).String()
-	storage := cmd.Flag("storage.path", "Folder for what outlives the daemon: reports of sweeps, this node's performance label.").Default(defaultStorage).String()
-	lifecycle := cmd.Flag("web.enable-lifecycle", "Allow a reload by POST to /-/reload.").Bool()
+	storage := cmd.Flag("storage.path", "Folder for what outlives the daemon: reports of sweeps, this node's performance label, what guards keep (pause, leases, budget).").Default(defaultStorage).String()
+	lifecycle := cmd.Flag("web.enable-lifecycle", "Allow a reload by POST to /-/reload, and a pause by /-/pause and /-/resume.").Bool()
 	pprof := cmd.Flag("web.enable-pprof", "Serve /debug/pprof.").Bool()
 	classic := cmd.Flag("web.classic-histograms", "Export latency histograms with classic buckets, too, for servers that do not scrape native ones.").Bool()
 	flags := kingpinflag.AddFlags(cmd, defaultWebAddress)

@@ -26,6 +26,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/rdmabenchd/rdmabenchd/pkg/guard"
 	"github.com/rdmabenchd/rdmabenchd/pkg/peers"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule"
@@ -45,6 +46,7 @@ type Config struct {
 	Devices Devices
 	Control Control
 	Limits  Limits
+	Guards  Guards
 	Taints  probe.Tolerances // what a result may show without being tainted
 	Peers   Peers
 	Probes  []Probe // in the order of the file; none means that this node only responds
@@ -111,6 +113,9 @@ type Limits struct {
 	Message  int           // largest message, bytes; also of this node's own probes
 	Lease    time.Duration // a session that is not renewed for so long is freed
 }
+
+// Guards say when heavy probes leave this node alone.
+type Guards = guard.Settings
 
 // Peers say where the other nodes are found. Nothing is resolved or read here. What is found may hold the node itself; whoever
 // probes skips it.

@@ -59,6 +59,9 @@ func (c *Config) Effective() []byte {
 		"peers", sources,
 		"probes", probes,
 	)
+	if g := effectiveGuards(c.Guards); len(g.node.Content) > 0 {
+		doc.add("guards", g)
+	}
 	var out bytes.Buffer
 	enc := yaml.NewEncoder(&out)
 	enc.SetIndent(2)

@@ -55,10 +55,11 @@ func parse(name string, data []byte, env environment) (*Config, error) {
 	d.readDevices(o.sub("devices"), c)
 	d.readControl(o.sub("control"), c)
 	d.readLimits(o.sub("limits"), c)
+	d.readGuards(o.sub("guards"), c)
 	d.readTaints(o.sub("taints"), c)
 	d.readPeers(o.sub("peers"), c)
 	d.readProbes(o, c)
-	o.done("guards", "baseline", "history")
+	o.done("baseline", "history")
 	if err := d.result(); err != nil {
 		return nil, err
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/rdmabenchd/rdmabenchd/pkg/control"
 	"github.com/rdmabenchd/rdmabenchd/pkg/counters"
 	"github.com/rdmabenchd/rdmabenchd/pkg/exporter"
+	"github.com/rdmabenchd/rdmabenchd/pkg/guard"
 	"github.com/rdmabenchd/rdmabenchd/pkg/peers"
 	"github.com/rdmabenchd/rdmabenchd/pkg/probe"
 	"github.com/rdmabenchd/rdmabenchd/pkg/schedule"
@@ -66,6 +67,8 @@ type Daemon struct {
 	cfg    *config.Config
 	all    *fleet
 	guard  *peerGuard
+	guards *guard.Guard
+	store  *sweeper.Store
 
 	plans struct {
 		sync.Mutex
@@ -85,13 +88,14 @@ func New(o Options) (*Daemon, error) {
 	_ = os.MkdirAll(LockDir, 0o755) // the gate says if it can't be used
 	gate := schedule.NewGate(schedule.GateOptions{Dir: LockDir, Log: o.Log})
 	d.node = probe.NewNode(cfg.Node.Name, gate, probe.NewMeter(d.counters), o.Log)
-	d.node.Use = d.use
+	d.guards = guard.New(o.StoragePath, func() config.Guards { return d.config().Guards }, o.Log)
+	d.node.Use, d.node.Guard = d.use, d.guards
 	d.node.Environments = probe.NewEnvironments(d.counters)
 	d.node.Rail = func(device string, port, auto int) string { return d.config().Devices.Rail(device, port, auto) }
 	d.node.GIDIndex = func() int { return d.config().Devices.GIDIndex }
 	d.known = NewPortWatch(d.node, d.use, o.Log)
 	d.responder = probe.NewResponder(d.node, limits(cfg))
-	d.node.LameDuck = func() bool { return peers.IsLameDuck(d.config().Node.Labels) }
+	d.node.LameDuck = d.leftAlone
 	d.peers = peers.New(peers.Options{
 		Name: cfg.Node.Name, Instance: d.node.Instance, Dir: filepath.Dir(o.ConfigFile), Own: func() func(string) bool { return OwnAddresses(d.config()) },
 		Ask: d.client.Hello, OnChange: d.peersChanged, OnReplaced: d.peerReplaced, Log: o.Log,
@@ -101,7 +105,7 @@ func New(o Options) (*Daemon, error) {
 	}).Probe
 	d.exporter, err = exporter.New(exporter.Options{
 		Node: cfg.Node.Name, NodeLabels: cfg.Node.Labels, Version: o.Version, Revision: o.Revision, ClassicHistograms: o.ClassicHistograms,
-		Ports: &ports{node: d.node, fs: d.counters, filter: d.filter, watch: d.known}, Sessions: d.responder.Sessions, Discovery: d.discovery, Log: o.Log,
+		Ports: &ports{node: d.node, fs: d.counters, filter: d.filter, watch: d.known}, Sessions: d.responder.Sessions, Maintenance: func() bool { return d.leftAlone() != "" }, Discovery: d.discovery, Log: o.Log,
 		ClockResidual: verbs.ClockResidual,
 	})
 	if err != nil {
@@ -162,9 +166,9 @@ func (d *Daemon) filter() counters.Filter {
 	return counters.Filter{Include: c.Devices.Include, Exclude: c.Devices.Exclude}
 }
 
-// Handler serves the daemon's web port. reload says whether HTTP may reload the configuration.
+// Handler serves the daemon's web port. reload says whether HTTP may reload the configuration, and pause the node.
 func (d *Daemon) Handler(reload, pprof bool) http.Handler {
-	o := exporter.HandlerOptions{Pprof: pprof, Sweeps: d.web.Handler()}
+	o := exporter.HandlerOptions{Pprof: pprof, Sweeps: d.web.Handler(), Maintenance: d.maintenance(reload)}
 	if reload {
 		o.Reload = func(context.Context) error { return d.Reload() }
 	}

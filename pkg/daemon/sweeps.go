@@ -15,6 +15,7 @@ import (
 // newSweeps makes what runs sweeps, reports on them and shows the reports.
 func (d *Daemon) newSweeps() {
 	store := &sweeper.Store{Dir: d.o.StoragePath}
+	d.store = store
 	d.sweeps = &sweeper.Runner{
 		Config: d.config, Log: d.log, Results: d.exporter.Last,
 		Peers: func() []config.Peer { return d.peers.View().Active() },

@@ -30,6 +30,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	if c.opt.Sessions != nil {
 		sessions = c.opt.Sessions()
 	}
+	maintained, maintenance := c.opt.Maintenance != nil, false
+	if maintained {
+		maintenance = c.opt.Maintenance()
+	}
 	var discovered *Discovery
 	if c.opt.Discovery != nil {
 		discovered = new(c.opt.Discovery())
@@ -42,6 +46,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	if c.opt.ClockResidual != nil {
 		b.add(clockResidual, nil, c.opt.ClockResidual())
+	}
+	if maintained {
+		b.add(maintenanceMode, nil, truth(maintenance))
 	}
 	c.collectNode(&b, discovered)
 	c.collectPorts(&b)

@@ -53,6 +53,8 @@ type Options struct {
 	// Discovery tells where peers come from; nil: no metrics of that. It is called at each scrape.
 	Discovery func() Discovery
 	Sessions  func() int // sessions under way; nil: no such metric
+	// Maintenance tells whether this node is to be left alone; nil: no such metric.
+	Maintenance func() bool
 	// ClockResidual is that of the clock of latencies; nil: no such metric.
 	ClockResidual func() float64
 	Log           *slog.Logger // nil: none

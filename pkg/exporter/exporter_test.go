@@ -277,7 +277,7 @@ func TestExposition(t *testing.T) {
 				ports := &fakePorts{ports: twoPorts()}
 				e := newExporter(t, Options{
 					NodeLabels: map[string]string{"rack": "r12", "2 bad-name": "x", "src": "no"}, Version: "0.2.0", Revision: "abc", Ports: ports,
-					Sessions: func() int { return 2 }, ClockResidual: func() float64 { return 2e-6 }, Discovery: discovered, ClassicHistograms: classic,
+					Sessions: func() int { return 2 }, Maintenance: func() bool { return true }, ClockResidual: func() float64 { return 2e-6 }, Discovery: discovered, ClassicHistograms: classic,
 				})
 				scenario(e)
 				pedantic := prometheus.NewPedanticRegistry()
@@ -622,7 +622,7 @@ func TestHostileResults(t *testing.T) {
 
 func TestObserveDuringScrapes(t *testing.T) {
 	source := &fakePorts{ports: twoPorts()}
-	e := newExporter(t, Options{Ports: source, Sessions: func() int { return 0 }})
+	e := newExporter(t, Options{Ports: source, Sessions: func() int { return 0 }, Maintenance: func() bool { return true }})
 	h := e.Handler(HandlerOptions{})
 	var wg sync.WaitGroup
 	for _, f := range []func(int){

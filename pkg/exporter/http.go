@@ -23,6 +23,8 @@ type HandlerOptions struct {
 	Pprof  bool // serve /debug/pprof/
 	// Sweeps serves /sweeps/ and /api/v1/sweeps; nil: nothing does.
 	Sweeps http.Handler
+	// Maintenance serves /-/pause, /-/resume, /api/v1/lease and /api/v1/verdict; nil: nothing does.
+	Maintenance http.Handler
 }
 
 // Handler serves the status page, the metrics, the API and what Prometheus's own daemons have below /-/.
@@ -56,6 +58,11 @@ func (e *Exporter) Handler(o HandlerOptions) http.Handler {
 	if o.Sweeps != nil {
 		mux.Handle("/sweeps/", o.Sweeps)
 		mux.Handle("/api/v1/sweeps", o.Sweeps)
+	}
+	if o.Maintenance != nil {
+		for _, path := range []string{"/-/pause", "/-/resume", "/api/v1/lease", "/api/v1/verdict"} {
+			mux.Handle(path, o.Maintenance)
+		}
 	}
 	if o.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)

@@ -99,6 +99,8 @@ var (
 		"Times that another machine was found behind a peer's name, by its machine id and devices: what was measured before says nothing of it.")
 	sessionCount = define("sessions", gauge, perNode, 1, nil,
 		"Sessions under way with other nodes, in either role.")
+	maintenanceMode = define("maintenance_mode", gauge, perNode, 1, nil,
+		"1 while this node is paused or a lame duck: it probes nobody, and its peers are told to leave it alone. Else 0.")
 	pairCount = define("pairs", gauge, perNode, 1, nil,
 		"Label sets in use by the metrics that have a dst.")
 	pairLimit = define("pairs_limit", gauge, perNode, 1, nil,

@@ -28,7 +28,7 @@ type identity struct {
 // hello is what this node says of itself.
 func (n *Node) hello() *control.Hello {
 	h := &control.Hello{Minor: control.Minor, Instance: n.Instance, Node: n.Name, Identity: n.identify()}
-	h.LameDuck = n.LameDuck != nil && n.LameDuck()
+	h.LameDuck = n.paused() != ""
 	return h
 }
 

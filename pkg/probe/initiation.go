@@ -78,7 +78,7 @@ func (s *initiation) open(ctx context.Context) (f *failure, retry time.Duration)
 	if err != nil {
 		f := fromControl(StageAdmit, err)
 		var e *control.Error
-		if errors.As(err, &e) && e.Reason == string(Busy) {
+		if errors.As(err, &e) && (e.Reason == string(Busy) || f.skipped && e.RetryAfter > 0) {
 			return f, max(seconds(e.RetryAfter), busyPause)
 		}
 		return s.i.unanswered(s.port, f), 0
@@ -207,7 +207,8 @@ func (s *initiation) run(ctx context.Context, size int, last bool) (*Run, *failu
 	if s.spec.Warmup > 0 {
 		rs.Iterations = uint64(s.spec.Warmup)
 		var f *failure
-		if v.warm, f = s.step(ctx, rs, s.spec.reverseWarmup()); f != nil {
+		v.warm, f = s.step(ctx, rs, s.spec.reverseWarmup())
+		if s.spend(size, v.warm.Posted); f != nil {
 			return nil, f
 		}
 	}
@@ -225,9 +226,14 @@ func (s *initiation) run(ctx context.Context, size int, last bool) (*Run, *failu
 	stop := s.i.Node.meter(ctx, s.port)
 	rs.Iterations, rs.Duration = uint64(s.spec.Iterations), s.spec.Duration
 	v.begun, v.from = time.Now(), verbs.Now()
-	res, f := s.step(ctx, rs, s.spec.Duration)
+	timed, giveUp := context.WithCancelCause(ctx)
+	unwatched := s.watch(timed, size, rs.Role, giveUp)
+	res, f := s.step(timed, rs, s.spec.Duration)
 	v.timed, v.to = res, verbs.Now()
+	unwatched()
+	giveUp(nil)
 	s.r.Evidence.Local = s.r.Evidence.Local.add(stop(ctx))
+	s.spend(size, res.Posted)
 	if f != nil {
 		return nil, f
 	}
@@ -250,6 +256,9 @@ func (s *initiation) run(ctx context.Context, size int, last bool) (*Run, *failu
 		s.i.met(s.to.Address)
 	}
 	s.r.Evidence.Remote = s.r.Evidence.Remote.add((*EndEvidence)(v.rep.Evidence))
+	if v.rep.Sent != nil {
+		s.spend(size, min(*v.rep.Sent, maxPosted))
+	}
 	if v.rep.Error != nil {
 		return nil, fromControl(StageVerify, v.rep.Error)
 	}
@@ -258,6 +267,14 @@ func (s *initiation) run(ctx context.Context, size int, last bool) (*Run, *failu
 	}
 	s.r.own.add(s.traffic(v))
 	return s.figures(v), nil
+}
+
+// spend notes the payload of messages that were on the wire.
+func (s *initiation) spend(size int, messages uint64) {
+	if s.spec.Kind == Latency && !s.spec.Op.OneSided() {
+		messages *= 2 // there and back
+	}
+	s.r.spent += messages * uint64(size)
 }
 
 // step is a warm-up or a timed part. Where only the peer sends it is nothing but time.
@@ -377,7 +394,10 @@ func (s *initiation) loop(ctx context.Context, rs verbs.RunSpec) (verbs.RunResul
 	f := runFailure(res)
 	if cause := context.Cause(ctx); res.End == verbs.Stopped && cause != nil {
 		var e *control.Error
+		var foreign *errForeign
 		switch {
+		case errors.As(cause, &foreign):
+			return res, skip(StageRun, ForeignTraffic, ScopeLocal, "%s, after %d messages", foreign, res.Completed)
 		case errors.As(cause, &e):
 			return res, fromControl(StageRun, cause)
 		case errors.Is(cause, errDeadline):

@@ -61,6 +61,8 @@ func (i *Initiator) Probe(ctx context.Context, spec Spec, to Target, device stri
 	var f *failure
 	if err := spec.Validate(); err != nil {
 		f = fail(StageSetup, OpUnsupported, ScopeLocal, "%s", err)
+	} else if why := i.Node.paused(); why != "" {
+		f = skip(StageAdmit, Paused, ScopeLocal, "%s is %s", i.Node.Name, why)
 	} else if spec.FlowLabels > 0 {
 		f = i.walk(ctx, spec, to, r)
 	} else {
@@ -140,12 +142,19 @@ func (i *Initiator) attempts(ctx context.Context, spec Spec, to Target, r *Resul
 
 // attempt is one session. retry is not 0 if the peer was busy and may be asked again after about so long.
 func (i *Initiator) attempt(ctx context.Context, spec Spec, to Target, r *Result, patience time.Time) (f *failure, retry time.Duration) {
+	r.spent = 0
 	port, f := i.ready(ctx, spec, to, r)
 	if f != nil {
 		return f, 0
 	}
+	heavy := spec.Heavy()
+	end, no := i.Node.begin(ctx, heavy, port.use(spec))
+	if no != nil {
+		return refused(no)
+	}
+	defer func() { end(r.spent) }()
 	asked := time.Now()
-	release, err := i.Node.acquire(ctx, port, spec.Heavy(), patience)
+	release, err := i.Node.acquire(ctx, port, heavy, patience)
 	r.Waited += time.Since(asked).Seconds()
 	if err != nil {
 		return skip(StageAdmit, BusyPort, ScopeLocal, "%s port %d was in use for %s", r.Device, r.Port, spec.Wait), 0
@@ -156,6 +165,9 @@ func (i *Initiator) attempt(ctx context.Context, spec Spec, to Target, r *Result
 	defer cancel()
 	ctx, done := port.whileThere(ctx)
 	defer done()
+	if no := i.Node.idle(ctx, port, heavy); no != nil {
+		return refused(no)
+	}
 	s := &initiation{i: i, spec: spec, to: to, port: port, r: r}
 	defer s.teardown(ctx)
 	f, retry = s.open(ctx)
@@ -224,7 +236,7 @@ func (i *Initiator) greet(ctx context.Context, port *LocalPort, to Target) *fail
 	case hello.Instance == i.Node.Instance:
 		return skip(StageAdmit, Self, ScopeLocal, "%s at %s is this process itself", to.Name, to.Address)
 	case hello.LameDuck:
-		return skip(StageAdmit, Paused, ScopePeer, "%s wishes to be left alone: it is a lame duck", to.Name)
+		return skip(StageAdmit, Paused, ScopePeer, "%s wishes to be left alone: it is a lame duck or paused", to.Name)
 	}
 	return nil
 }

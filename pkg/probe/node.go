@@ -28,7 +28,8 @@ type Gate interface {
 	TryAcquire(key string, exclusive bool) (release func(), ok bool)
 }
 
-// Meter reads a port's counters around the timed part of a run. stop returns what they grew by, nil if this port can't tell.
+// Meter reads a port's counters around the timed part of a run. stop returns what they grew by since Start, nil if this port can't
+// tell. It may be called several times.
 type Meter interface {
 	Start(ctx context.Context, device string, port int) (stop func(context.Context) *EndEvidence)
 }
@@ -48,8 +49,10 @@ type Node struct {
 	FirstPSN func() uint32
 	// Environments, if set, gives results their fingerprint.
 	Environments *Environments
-	// LameDuck says whether this node wishes to be left alone; nil: it doesn't.
-	LameDuck func() bool
+	// LameDuck says why this node wishes to be left alone; empty or nil: it doesn't.
+	LameDuck func() string
+	// Guard, if set, is asked before heavy probes.
+	Guard Guard
 	// Rail gives the rail of a port, whose place among all ports is auto.
 	Rail func(device string, port, auto int) string
 	// Instance identifies this process in handshakes. NewNode makes it.
@@ -70,6 +73,7 @@ type Node struct {
 	heavy      map[string]int      // heavy probes on a port now
 	onCPU      map[int]int         // runs by CPU
 	cant       map[string]*failure // what a device was found not to do, by device, transport and op
+	blinds     map[string]bool     // ports whose traffic can't be guarded
 }
 
 // NewNode returns a Node that may use every device. Close it.

@@ -383,6 +383,8 @@ func (r *Responder) Ping(_ context.Context, req *control.PingRequest) (*control.
 		return nil, &control.Error{Reason: string(Self), Detail: "this is the asking process itself"}
 	case closed:
 		return nil, &control.Error{Reason: string(Busy), Detail: n.Name + " is shutting down", RetryAfter: busyRetry}
+	case n.paused() != "":
+		return nil, &control.Error{Reason: string(Paused), Detail: n.Name + " is " + n.paused()}
 	}
 	port, own, theirs, err := n.choosePort(&control.OpenRequest{
 		Device: req.Device, Port: req.Port, Rail: req.Rail, GIDs: req.GIDs, Endpoint: control.Endpoint{LinkLayer: req.End.LinkLayer},

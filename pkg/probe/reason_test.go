@@ -227,7 +227,7 @@ func wordsGiven(t *testing.T) map[string]bool {
 	collect("../control/wire.go", "", "Reason", false)
 
 	given := map[string]bool{}
-	for _, dir := range []string{".", "../control", "../daemon"} {
+	for _, dir := range []string{".", "../control", "../daemon", "../guard"} {
 		files, err := filepath.Glob(dir + "/*.go")
 		if err != nil {
 			t.Fatal(err)

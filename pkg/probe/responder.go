@@ -26,6 +26,7 @@ const (
 	finishWait = 3 * time.Second // for the rest of what was sent to arrive
 	busyRetry  = 0.3             // seconds; hint to an initiator that found the port busy
 	deadlineOf = time.Hour       // longest session
+	maxPosted  = 1 << 33         // messages that an initiator is believed to have sent in a run
 )
 
 // Responder answers the sessions that initiators open: the control.Service of a Node. Shut it down.
@@ -88,7 +89,9 @@ type response struct {
 	memory  int64
 	heavy   bool // whatever the initiator says, what fills the link does not share it
 	release func()
-	unwatch func() bool // nil until there is a port
+	settle  func(bytes uint64) // ends what the guard has begun; nil: nothing
+	spent   uint64             // bytes on the wire, without headers
+	unwatch func() bool        // nil until there is a port
 
 	calls  sync.Mutex // one call of a session at a time
 	ep     *verbs.Endpoint
@@ -119,8 +122,8 @@ func (r *Responder) Open(ctx context.Context, req *control.OpenRequest) (*contro
 	if req.Instance == r.node.Instance {
 		return nil, &control.Error{Reason: string(Self), Detail: "this is the asking process itself"}
 	}
-	if r.node.LameDuck != nil && r.node.LameDuck() {
-		return nil, &control.Error{Reason: string(Paused), Detail: r.node.Name + " is a lame duck"}
+	if why := r.node.paused(); why != "" {
+		return nil, &control.Error{Reason: string(Paused), Detail: r.node.Name + " is " + why}
 	}
 	es := probe.endpoint(false, req.MaxMsg)
 	es.Memory.HugePages, es.Memory.Ring = req.Memory.HugePages, req.Memory.Ring
@@ -199,6 +202,16 @@ func (s *response) open(es verbs.EndpointSpec) (*control.OpenReply, error) {
 		}
 	}
 	s.port, s.release, s.gid = port, release, -1
+	var no *Refusal
+	if !n.loops(s.req, port) { // who loops has asked already
+		guarded := s.spec.Heavy() || s.heavy && !port.software // on a software device every probe is exclusive
+		if s.settle, no = n.begin(s.ctx, guarded, Use{Port: port.Key()}); no == nil {
+			no = n.idle(s.ctx, port, guarded)
+		}
+	}
+	if no != nil {
+		return nil, no.toControl()
+	}
 	s.unwatch = context.AfterFunc(port.dev.gone, func() { s.end("device removed") })
 	es.Port = port.Port
 	es.RDMACM = s.req.RDMACM
@@ -421,6 +434,7 @@ func (r *Responder) Finish(ctx context.Context, id string, req *control.FinishRe
 	rep := &control.FinishReply{}
 	s.ep.Enough()
 	s.ep.Expect(req.Sent)
+	s.spent += min(req.Sent, maxPosted) * uint64(s.size)
 	if req.Failed { // nothing more is to come
 		s.ep.Stop()
 	}
@@ -485,6 +499,7 @@ func (s *response) done(rep *control.FinishReply, res verbs.RunResult) {
 func (s *response) sent(rep *control.FinishReply, res verbs.RunResult, from, to time.Duration) {
 	s.done(rep, res)
 	rep.Sent = &res.Posted
+	s.spent += res.Posted * uint64(s.size)
 	if rate, ok := res.Curve.Rate(from, to); ok {
 		rep.SendRate = &rate
 	} else {
@@ -552,6 +567,15 @@ func (s *response) end(why string) {
 		}
 	}
 	s.idle()
+	if s.settle != nil {
+		if s.meter != nil { // the initiator never told how much it sent
+			ctx, cancel := detached(s.ctx, meterTime)
+			t := trafficOf(s.meter(ctx))
+			s.spent += t.tx + t.rx
+			cancel()
+		}
+		s.settle(s.spent)
+	}
 	s.release()
 	s.r.mu.Lock()
 	delete(s.r.sessions, s.req.ID)

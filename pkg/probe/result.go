@@ -60,7 +60,8 @@ type Result struct {
 	Repeats *Failure `json:"repeats"` // the failure that this run was to confirm
 
 	own        ownTraffic
-	mtuReduced int // bytes that one of the ports would carry, where the other's limit was below; 0: they agree
+	spent      uint64 // payload bytes that the session put on the wire, both ways
+	mtuReduced int    // bytes that one of the ports would carry, where the other's limit was below; 0: they agree
 }
 
 // Failure is why a run failed, as its result said.
