@@ -73,7 +73,7 @@ func TestGuardRefuses(t *testing.T) {
 			if a.Node.Guard = k; tt.atPeer {
 				a.Node.Guard, b.Node.Guard, scope = nil, k, ScopePeer
 			}
-			spec := Spec{Name: "bw", Kind: Bandwidth, Op: verbs.Write, Iterations: 10, Wait: 100 * time.Millisecond}
+			spec := Spec{Name: "bw", Kind: Bandwidth, Op: verbs.Write, Iterations: 10, Wait: 2 * time.Second}
 			r := a.probe(t.Context(), spec, b.target())
 			if r.Outcome != Skipped || *r.Stage != StageAdmit || *r.Reason != tt.reason || *r.Scope != scope {
 				t.Errorf("got %s", describe(r))
@@ -150,7 +150,7 @@ func TestForeignTrafficBefore(t *testing.T) {
 				n, scope = b.Node, ScopePeer
 			}
 			n.Guard, n.Meter = &keeper{limit: 0.05}, m
-			r := a.probe(t.Context(), Spec{Name: "bw", Kind: Bandwidth, Op: verbs.Write, Iterations: 10, Wait: 10 * time.Millisecond}, b.target())
+			r := a.probe(t.Context(), Spec{Name: "bw", Kind: Bandwidth, Op: verbs.Write, Iterations: 10, Wait: 2 * time.Second}, b.target())
 			if tt.blind || tt.quiet {
 				if !r.Usable() {
 					t.Errorf("got %s", describe(r))
