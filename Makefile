@@ -54,15 +54,21 @@ test-rules: setup ## rules and dashboards, with Debian's Prometheus; on the metr
 .PHONY: test-fleet
 test-fleet: build build-lab ## daemons on real verbs in the lab
 	$(GO) test -c -tags lab -o $(BUILD)/fleet.test ./test/fleet
-	rm -rf $(BUILD)/fleet $(BUILD)/fleet8
+	rm -rf $(BUILD)/fleet
 	$(BUILD)/lab exec --nodes 4 --out $(BUILD)/fleet -- $(BUILD)/fleet.test -test.v -test.timeout 20m
-	$(BUILD)/lab exec --nodes 8 --out $(BUILD)/fleet8 -- $(BUILD)/fleet.test -test.v -test.timeout 10m -test.run '^TestSweep$$'
+
+.PHONY: test-truth
+test-truth: build build-lab ## on a quiet host: known delays, rates and losses, every two properties of a probe together, sweeps with faults
+	$(GO) test -c -tags lab -o $(BUILD)/fleet.test ./test/fleet
+	rm -rf $(BUILD)/truth $(BUILD)/fleet8
+	$(BUILD)/lab exec --nodes 4 --out $(BUILD)/truth -- env LAB_TRUTH=1 $(BUILD)/fleet.test -test.v -test.timeout 40m -test.run '^Test(True|Matrix)'
+	$(BUILD)/lab exec --nodes 8 --out $(BUILD)/fleet8 -- env LAB_TRUTH=1 $(BUILD)/fleet.test -test.v -test.timeout 20m -test.run '^TestSweep$$'
 
 .PHONY: campaign
 campaign: build build-lab ## hours: 200 runs of which each taint must be in the counters, 200 healthy sweeps that must blame nobody
 	$(GO) test -c -tags lab -o $(BUILD)/fleet.test ./test/fleet
 	$(BUILD)/lab exec --nodes 4 --out $(BUILD)/campaign -- env LAB_RUNS=200 $(BUILD)/fleet.test -test.v -test.timeout 6h -test.run '^TestTaintsAreTheCounters$$'
-	$(BUILD)/lab exec --nodes 8 --out $(BUILD)/campaign8 -- env LAB_SWEEPS=200 $(BUILD)/fleet.test -test.v -test.timeout 24h -test.run '^TestSweep$$'
+	$(BUILD)/lab exec --nodes 8 --out $(BUILD)/campaign8 -- env LAB_TRUTH=1 LAB_SWEEPS=200 $(BUILD)/fleet.test -test.v -test.timeout 24h -test.run '^TestSweep$$'
 
 # Rounds and time of the native part, then of the lab part.
 BENCH ?= short

@@ -432,6 +432,7 @@ func (r *Responder) Finish(ctx context.Context, id string, req *control.FinishRe
 	}
 	defer done()
 	rep := &control.FinishReply{}
+	patience := time.After(finishWait) // for both, or the initiator would stop waiting for the answer
 	s.ep.Enough()
 	s.ep.Expect(req.Sent)
 	s.spent += min(req.Sent, maxPosted) * uint64(s.size)
@@ -439,11 +440,11 @@ func (r *Responder) Finish(ctx context.Context, id string, req *control.FinishRe
 		s.ep.Stop()
 	}
 	if s.source != nil {
-		s.sent(rep, s.await(s.source), seconds(req.From), seconds(req.To))
+		s.sent(rep, s.await(s.source, patience), seconds(req.From), seconds(req.To))
 		s.source = nil
 	}
 	if s.loop != nil {
-		s.received(rep, s.await(s.loop), seconds(req.From), seconds(req.To))
+		s.received(rep, s.await(s.loop, patience), seconds(req.From), seconds(req.To))
 		s.loop = nil
 	}
 	if s.spec.Verify && s.spec.Op == verbs.Write && s.spec.Kind != Latency && !s.spec.Reverse && s.size != 0 {
@@ -467,11 +468,11 @@ func (r *Responder) Finish(ctx context.Context, id string, req *control.FinishRe
 }
 
 // await waits for a loop that was told to end.
-func (s *response) await(loop <-chan verbs.RunResult) verbs.RunResult {
+func (s *response) await(loop <-chan verbs.RunResult, patience <-chan time.Time) verbs.RunResult {
 	select {
 	case res := <-loop:
 		return res
-	case <-time.After(finishWait):
+	case <-patience:
 		s.ep.Stop()
 		return <-loop
 	}

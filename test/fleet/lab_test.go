@@ -230,3 +230,11 @@ func absolute(t *testing.T, path string) string {
 	}
 	return abs
 }
+
+// quiet skips a test whose figures mean something only where nobody else uses the host's CPUs: make test-truth.
+func quiet(t *testing.T) {
+	t.Helper()
+	if os.Getenv("LAB_TRUTH") == "" {
+		t.Skip("needs a quiet host: make test-truth")
+	}
+}

@@ -83,6 +83,7 @@ func inOrder(t *testing.T, spec probe.Spec, r *probe.Result) {
 
 // TestMatrix runs every two properties that a probe may have together, and finds nothing left.
 func TestMatrix(t *testing.T) {
+	quiet(t)
 	startFleet(t, "test/fleet/testdata/responders.yaml", 2)
 	l := localNode(t, 1)
 	l.reaches(t, 2)

@@ -60,6 +60,7 @@ func sweepByHand(t *testing.T, args ...string) *sweep.Report {
 // blamed. Then one node is 10 ms away, one loses 2 % of what it sends, one is rate-limited, one is dead: each must be named, and
 // nobody else, after the second look that a sweep takes at what it suspects.
 func TestSweep(t *testing.T) {
+	quiet(t)
 	if os.Getenv("LAB_NODES") != "8" {
 		t.Skip("needs eight nodes: lab exec --nodes 8")
 	}

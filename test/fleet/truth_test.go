@@ -80,6 +80,7 @@ func (j *judge) end() {
 // operation, and half of it to half a round trip. Where the op allows, completions are waited for, as the emulated CPUs then have time for
 // what they emulate.
 func TestTrueLatency(t *testing.T) {
+	quiet(t)
 	startFleet(t, "test/fleet/testdata/responders.yaml", 2)
 	l := localNode(t, 1)
 	l.reaches(t, 2)
@@ -150,6 +151,7 @@ const (
 
 // TestTrueBandwidth has node 1, or for reads node 2, send no faster than a rate that counts all bytes of a packet.
 func TestTrueBandwidth(t *testing.T) {
+	quiet(t)
 	startFleet(t, "test/fleet/testdata/responders.yaml", 2)
 	l := localNode(t, 1)
 	l.reaches(t, 2)
@@ -237,6 +239,7 @@ func limited(messages int) probe.Spec {
 // TestTrueLoss has a share of what node 1 sends lost. What is counted as lost must be what the kernel dropped, and be likely for the
 // share; an unlikely outcome gets a second chance, as one in a hundred is.
 func TestTrueLoss(t *testing.T) {
+	quiet(t)
 	startFleet(t, "test/fleet/testdata/responders.yaml", 2)
 	l := localNode(t, 1)
 	l.reaches(t, 2)
