@@ -108,7 +108,13 @@ func (s *Session) Run(ctx context.Context, r RunRequest) error {
 // Mark is the barrier before the timed part.
 func (s *Session) Mark(ctx context.Context) (*MarkReply, error) {
 	var rep MarkReply
-	return &rep, s.call(ctx, http.MethodPost, s.path("/mark"), nil, &rep, false)
+	if err := s.call(ctx, http.MethodPost, s.path("/mark"), nil, &rep, false); err != nil {
+		return nil, err
+	}
+	if err := rep.Validate(); err != nil {
+		return nil, s.invalid(err)
+	}
+	return &rep, nil
 }
 
 // Finish is the barrier after the timed part.

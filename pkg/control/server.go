@@ -97,6 +97,9 @@ func (s *Server) handler() http.Handler {
 		if err := decode(body, &r); err != nil {
 			return nil, err
 		}
+		if err := r.Validate(); err != nil {
+			return nil, bad(err)
+		}
 		return nil, s.Service.Run(ctx, id, &r)
 	}))
 	mux.HandleFunc("POST /v1/sessions/{id}/mark", s.call(func(ctx context.Context, id string, _ []byte) (any, error) {
@@ -106,6 +109,9 @@ func (s *Server) handler() http.Handler {
 		var r FinishRequest
 		if err := decode(body, &r); err != nil {
 			return nil, err
+		}
+		if err := r.Validate(); err != nil {
+			return nil, bad(err)
 		}
 		return s.Service.Finish(ctx, id, &r)
 	}))

@@ -28,6 +28,8 @@ const (
 	maxCounter = 256                    // bytes, of a counter's name
 
 	maxConditions = 32
+
+	maxClock = 1e9 // seconds, of a monotonic clock: 30 years since the host was booted
 )
 
 // Reasons that this package itself gives; they are words of package probe's list.
@@ -456,6 +458,28 @@ func (r *OpenReply) Validate(req *OpenRequest) error {
 	}
 	c.that(r.MTU <= req.Endpoint.ActiveMTU && r.MTU <= r.Endpoint.ActiveMTU && (req.MTU == 0 || r.MTU == req.MTU),
 		"MTU %d does not suit ports with %d and %d, or the %d asked for", r.MTU, req.Endpoint.ActiveMTU, r.Endpoint.ActiveMTU, req.MTU)
+	return c.err
+}
+
+// Validate checks the range of the size; what the session carries is the responder's to know.
+func (r *RunRequest) Validate() error {
+	var c checker
+	c.within("size", r.Size, 1, MaxMessage)
+	return c.err
+}
+
+// Validate checks the range of the clock, which is turned into a duration.
+func (r *MarkReply) Validate() error {
+	var c checker
+	c.that(r.Clock >= 0 && r.Clock <= maxClock, "clock is out of range 0 to %g", maxClock) // NaN is not >= 0
+	return c.err
+}
+
+// Validate checks the range of the window, which is turned into durations. One that can't be is none: it covers nothing.
+func (r *FinishRequest) Validate() error {
+	var c checker
+	c.that(math.Abs(r.From) <= maxClock, "from is out of range -%g to %g", maxClock, maxClock) // NaN is not <= either
+	c.that(math.Abs(r.To) <= maxClock, "to is out of range -%g to %g", maxClock, maxClock)
 	return c.err
 }
 

@@ -288,6 +288,33 @@ func TestFinishReplyValidate(t *testing.T) {
 }
 
 // Evidence is merged and shown: no map in it may be nil, and one odd name must not cost the rest.
+// Seconds that come over the wire become durations, whose range is smaller than a number's.
+func TestClocksAndWindows(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		msg  interface{ Validate() error }
+		ok   bool
+	}{
+		{"clock", &MarkReply{Clock: 8714.29}, true},
+		{"negative clock", &MarkReply{Clock: -1}, false},
+		{"clock of NaN", &MarkReply{Clock: math.NaN()}, false},
+		{"clock beyond a duration", &MarkReply{Clock: 1e300}, false},
+		{"no window", &FinishRequest{Sent: math.MaxUint64}, true},
+		{"window", &FinishRequest{From: 8714.29, To: 8715}, true},
+		{"window beyond a duration", &FinishRequest{From: 1, To: 1e300}, false},
+		{"window far before the clock began", &FinishRequest{From: -1e300, To: 1}, false},
+		{"window reversed", &FinishRequest{From: 5, To: 1}, true},
+		{"window of NaN", &FinishRequest{From: math.NaN(), To: math.NaN()}, false},
+		{"size", &RunRequest{Size: 1}, true},
+		{"size 0", &RunRequest{}, false},
+		{"size beyond a message", &RunRequest{Size: MaxMessage + 1}, false},
+	} {
+		if err := tt.msg.Validate(); (err == nil) != tt.ok {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
+
 func TestFinishReplyTidiesEvidence(t *testing.T) {
 	var r FinishReply
 	body := `{"evidence": {"device": "rxe0", "port": 1, "counters": {"sent_pkts": 5, "a\u001b[2Jb": 1, "RcvHdrOvr,32": 2},
