@@ -424,6 +424,44 @@ func request() *control.OpenRequest {
 	}
 }
 
+// A session is opened for a largest size; a run must not slip one past that the op, or what verifies it, can't carry.
+func TestRunOfASizeThatCantBe(t *testing.T) {
+	r := newHost(t, "b", roomy).responder
+	for name, set := range map[string]func(*control.OpenRequest){
+		"verify":    func(req *control.OpenRequest) { req.Op, req.Shape.Verify = string(verbs.Send), true },
+		"fetch-add": func(req *control.OpenRequest) { req.Op, req.MaxMsg = string(verbs.FetchAdd), 8 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			req := request()
+			set(req)
+			if _, err := r.Open(t.Context(), req); err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close(t.Context(), req.ID)
+			err := r.Run(t.Context(), req.ID, &control.RunRequest{Size: 3})
+			if e, ok := errors.AsType[*control.Error](err); !ok || e.Reason != string(BadHandshake) {
+				t.Errorf("a run of 3 bytes: %v", err)
+			}
+			if err := r.Run(t.Context(), req.ID, &control.RunRequest{Size: 8}); err != nil {
+				t.Errorf("a run of 8 bytes after it: %s", err)
+			}
+		})
+	}
+}
+
+// A rate at which the initiator's few messages fit its deadline must not be judged by a responder that doesn't know how many there are.
+func TestResponderTakesALowRate(t *testing.T) {
+	r := newHost(t, "b", roomy).responder
+	req := request()
+	req.Kind, req.Op, req.Shape.Rate = string(Bandwidth), string(verbs.Send), 8
+	if _, err := r.Open(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Close(t.Context(), req.ID); err != nil {
+		t.Error(err)
+	}
+}
+
 // Calls that fit no session, or not at this moment, change nothing.
 func TestCallsOutOfPlace(t *testing.T) {
 	b := newHost(t, "b", roomy)

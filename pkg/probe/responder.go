@@ -113,11 +113,11 @@ func (r *Responder) Hello(context.Context) (*control.Hello, error) {
 // Open admits a session and makes this end ready to answer.
 func (r *Responder) Open(ctx context.Context, req *control.OpenRequest) (*control.OpenReply, error) {
 	probe := specOf(req)
-	if err := probe.Validate(); err != nil {
-		return nil, &control.Error{Reason: string(VersionSkew), Detail: fmt.Sprintf("%s can't answer this: %s", r.node.Name, err)}
-	}
 	if probe.Kind == Ping {
 		return nil, &control.Error{Reason: string(BadHandshake), Detail: "pings need no session"}
+	}
+	if err := probe.validateParts(); err != nil {
+		return nil, &control.Error{Reason: string(VersionSkew), Detail: fmt.Sprintf("%s can't answer this: %s", r.node.Name, err)}
 	}
 	if req.Instance == r.node.Instance {
 		return nil, &control.Error{Reason: string(Self), Detail: "this is the asking process itself"}
@@ -378,6 +378,11 @@ func (r *Responder) Run(_ context.Context, id string, req *control.RunRequest) e
 	}
 	if req.Size < 1 || req.Size > s.req.MaxMsg {
 		return &control.Error{Reason: string(BadHandshake), Detail: fmt.Sprintf("size %d: the session is for 1 to %d", req.Size, s.req.MaxMsg)}
+	}
+	one := s.spec // of which the largest size was checked when the session was opened
+	one.Sizes = []int{req.Size}
+	if err := one.validateSizes(); err != nil {
+		return &control.Error{Reason: string(BadHandshake), Detail: err.Error()}
 	}
 	if err := s.connected(); err != nil {
 		return err

@@ -98,6 +98,7 @@ const (
 	minRNRTimer      = 12 // 0.64 ms
 	hopLimit         = 255
 	minDeadline      = 30 * time.Second
+	minDuration      = time.Millisecond
 	defaultWait      = 5 * time.Second
 	maxScheduledWait = 30 * time.Second
 
@@ -255,6 +256,14 @@ func (s Spec) Validate() error {
 	if s.Kind == Ping {
 		return s.validatePing()
 	}
+	if err := s.validateParts(); err != nil {
+		return err
+	}
+	return s.validateRate()
+}
+
+// validateParts is Validate without what only the initiator knows: how many messages there will be.
+func (s Spec) validateParts() error {
 	ops, known := supported[s.Transport]
 	switch {
 	case s.Kind != Latency && s.Kind != Bandwidth && s.Kind != MessageRate:
@@ -269,6 +278,8 @@ func (s Spec) Validate() error {
 		return errors.New("iterations and duration are both set: leave one out")
 	case s.Iterations < 0 || s.Duration < 0 || s.Deadline < 0:
 		return errors.New("iterations, duration and deadline can't be negative")
+	case s.Duration > 0 && s.Duration < minDuration:
+		return fmt.Errorf("duration %s is too short to measure anything: use at least %s", s.Duration, minDuration)
 	case s.Duration >= s.Deadline:
 		return fmt.Errorf("deadline %s must be longer than the duration %s", s.Deadline, s.Duration)
 	case s.Deadline > deadlineOf:
@@ -344,6 +355,7 @@ func (s Spec) validateShape() error {
 		{s.Reverse && s.Duration == 0, "reverse needs a duration: the peer sends until it is over"},
 		{s.RateLimit < 0 || math.IsNaN(s.RateLimit) || math.IsInf(s.RateLimit, 0), "the rate limit must be a number of bytes per second above 0"},
 		{!(s.ReadShare >= 0 && s.ReadShare <= 1), "the share of reads must be 0 to 1"},
+		{s.ReadShare > 0 && s.readPermille() == 0, fmt.Sprintf("a share of reads of %g: shares are kept in thousandths, so use 0.001 or more, or leave it out", s.ReadShare)},
 		{s.ReadShare > 0 && (s.Op != verbs.Write || s.Transport != verbs.RC || latency), "reads are mixed with writes: use op write, transport rc, and kind bandwidth or message-rate"},
 		{s.ReadShare > 0 && s.Verify, "a mix of reads and writes can't be verified: use one op"},
 		{s.Verify && s.lossy() && s.Op != verbs.Send, "what is lost of a " + string(s.Transport) + " write leaves half a message, which is no corruption: verify send, or use rc"},
@@ -355,6 +367,20 @@ func (s Spec) validateShape() error {
 		if r.wrong {
 			return errors.New(r.why)
 		}
+	}
+	return nil
+}
+
+// validateRate refuses a rate limit at which a run of the largest size can't end before the deadline.
+func (s Spec) validateRate() error {
+	if s.RateLimit <= 0 {
+		return nil
+	}
+	size := slices.Max(s.Sizes)
+	messages := (float64(max(0, s.Warmup)) + float64(s.Iterations)) * float64(s.QPs)
+	if takes := messages*float64(size)/s.RateLimit + s.Duration.Seconds(); takes > s.Deadline.Seconds() {
+		return fmt.Errorf("at %g bytes per second, warm-up and run of %d-byte messages take %.3g s, longer than the deadline %s: raise the rate limit or the deadline, or use fewer or smaller messages",
+			s.RateLimit, size, takes, s.Deadline)
 	}
 	return nil
 }

@@ -84,6 +84,11 @@ func TestSpecValidate(t *testing.T) {
 		{"rate limit is for bandwidth", Spec{RateLimit: 1e6}},
 		{"above 0", Spec{Kind: Bandwidth, RateLimit: -1}},
 		{"above 0", Spec{Kind: Bandwidth, RateLimit: math.NaN()}},
+		{"thousandths", Spec{Kind: Bandwidth, ReadShare: 1e-9}},
+		{"longer than the deadline 30s", Spec{Kind: Bandwidth, RateLimit: 0.125, Iterations: 100, Deadline: 30 * time.Second}},
+		{"longer than the deadline 33s", Spec{Kind: Bandwidth, RateLimit: 1, Duration: time.Second}}, // the warm-up alone
+		{"too short", Spec{Duration: 1}},
+		{"too short", Spec{Kind: Bandwidth, Reverse: true, Duration: time.Millisecond - 1}},
 		{"share of reads", Spec{Kind: Bandwidth, ReadShare: 1.5}},
 		{"mixed with writes", Spec{Kind: Bandwidth, ReadShare: 0.5, Op: verbs.Send}},
 		{"can't be verified", Spec{Kind: Bandwidth, ReadShare: 0.5, Verify: true}},
