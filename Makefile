@@ -55,7 +55,8 @@ test-rules: setup ## rules and dashboards, with Debian's Prometheus; on the metr
 test-fleet: build build-lab ## daemons on real verbs in the lab
 	$(GO) test -c -tags lab -o $(BUILD)/fleet.test ./test/fleet
 	rm -rf $(BUILD)/fleet
-	$(BUILD)/lab exec --nodes 4 --out $(BUILD)/fleet -- $(BUILD)/fleet.test -test.v -test.timeout 20m
+	@# librdmacm keeps devices open until its process ends, which would hold up the tests that remove them
+	$(BUILD)/lab exec --nodes 4 --out $(BUILD)/fleet -- bash -c '$(BUILD)/fleet.test -test.v -test.timeout 20m -test.skip CM && $(BUILD)/fleet.test -test.v -test.timeout 5m -test.run CM'
 
 .PHONY: test-truth
 test-truth: build build-lab ## on a quiet host: known delays, rates and losses, every two properties of a probe together, sweeps with faults
