@@ -78,10 +78,7 @@ func (r *PingRequest) Validate() error {
 	c.within("service_level", r.ServiceLevel, 0, 15)
 	c.within("traffic_class", r.TrafficClass, 0, 255)
 	c.within("flow_label", r.FlowLabel, 0, 1<<20-1)
-	c.that(len(r.GIDs) <= MaxGIDs, "%d GIDs, want at most %d", len(r.GIDs), MaxGIDs)
-	for i := range r.GIDs {
-		c.gid(&r.GIDs[i])
-	}
+	c.offered(r.GIDs)
 	c.pingEndpoint(&r.End)
 	return c.err
 }
@@ -96,11 +93,7 @@ func (r *PingReply) Validate(req *PingRequest) error {
 	c.name("device", r.Device)
 	c.within("port", r.Port, 1, 255)
 	c.seconds("lease", r.Lease, MinLease)
-	c.that((r.GID == nil) == (r.InitiatorGID == nil), "one GID of a pair")
-	if r.GID != nil && r.InitiatorGID != nil {
-		c.gid(r.GID)
-		c.that(slices.Contains(req.GIDs, *r.InitiatorGID), "initiator GID %q was not offered", r.InitiatorGID.Addr)
-	}
+	c.chosen(r.GID, r.InitiatorGID, req.GIDs)
 	c.pingEndpoint(&r.End)
 	c.that(r.Nonce != 0, "no nonce")
 	c.that(r.Rate > 0 && r.Rate <= 1e9, "rate is out of range")

@@ -377,6 +377,23 @@ func (c *checker) gid(g *GID) {
 	c.known("GID type", g.Type, "RoCE v2", "RoCE v1", "IB", "iWARP", "unknown")
 }
 
+// offered are the GIDs that an initiator has.
+func (c *checker) offered(gids []GID) {
+	c.that(len(gids) <= MaxGIDs, "%d GIDs, want at most %d", len(gids), MaxGIDs)
+	for i := range gids {
+		c.gid(&gids[i])
+	}
+}
+
+// chosen is the pair of GIDs that a responder picked: its own and one of those offered; neither where none is needed.
+func (c *checker) chosen(own, theirs *GID, offered []GID) {
+	c.that((own == nil) == (theirs == nil), "one GID of a pair")
+	if own != nil && theirs != nil {
+		c.gid(own)
+		c.that(slices.Contains(offered, *theirs), "initiator GID %q was not offered", theirs.Addr)
+	}
+}
+
 func (c *checker) shape(s *Shape) {
 	c.within("mixed", s.Mixed, 0, 1000)
 	c.within("threads", s.Threads, 0, MaxQPs)
@@ -419,10 +436,7 @@ func (r *OpenRequest) Validate() error {
 	c.within("timeout", r.Timeout, 0, 31)
 	c.within("retries", r.Retries, 0, 7)
 	c.within("rnr_retry", r.RNRRetry, 0, 7)
-	c.that(len(r.GIDs) <= MaxGIDs, "%d GIDs, want at most %d", len(r.GIDs), MaxGIDs)
-	for i := range r.GIDs {
-		c.gid(&r.GIDs[i])
-	}
+	c.offered(r.GIDs)
 	c.endpoint(&r.Endpoint, 0, r.MaxMsg, r.RDMACM)
 	return c.err
 }
@@ -439,11 +453,7 @@ func (r *OpenReply) Validate(req *OpenRequest) error {
 	c.within("port", r.Port, 1, 255)
 	c.seconds("lease", r.Lease, MinLease)
 	c.that(slices.Contains(mtus, r.MTU), "MTU %d is none of %v", r.MTU, mtus)
-	c.that((r.GID == nil) == (r.InitiatorGID == nil), "one GID of a pair")
-	if r.GID != nil && r.InitiatorGID != nil {
-		c.gid(r.GID)
-		c.that(slices.Contains(req.GIDs, *r.InitiatorGID), "initiator GID %q was not offered", r.InitiatorGID.Addr)
-	}
+	c.chosen(r.GID, r.InitiatorGID, req.GIDs)
 	c.endpoint(&r.Endpoint, len(req.Endpoint.QPs), req.MaxMsg, req.RDMACM)
 	c.that(req.RDMACM == (r.RDMACM != nil), "rdma_cm was asked for: %t, and offered: %t", req.RDMACM, r.RDMACM != nil)
 	if at := r.RDMACM; at != nil {

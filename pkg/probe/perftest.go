@@ -27,20 +27,7 @@ func (s Spec) Perftest(mtu int) (Spec, error) {
 	if s.Kind == Ping {
 		return s, errors.New("perftest has no ping: leave out the profile")
 	}
-	def := func(v *int, d int) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	if s.Kind == "" {
-		s.Kind = Latency
-	}
-	if s.Transport == "" {
-		s.Transport = verbs.RC
-	}
-	if s.Op == "" {
-		s.Op = verbs.Write
-	}
+	s = s.named()
 	latency, write := s.Kind == Latency, s.Op == verbs.Write || s.Op == verbs.WriteImm
 	if s.Duration == 0 {
 		if !latency && write {

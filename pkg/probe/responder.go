@@ -391,6 +391,9 @@ func (r *Responder) Run(_ context.Context, id string, req *control.RunRequest) e
 		return setupFailure(err).toControl()
 	}
 	s.size = req.Size
+	if !s.spec.answered() {
+		return nil
+	}
 	end, _ := s.ctx.Deadline()
 	rs := verbs.RunSpec{
 		Size: req.Size, Deadline: time.Until(end), Yield: s.port.yield(), CPUs: s.cpus, Verify: s.spec.Verify, Rate: s.spec.messages(req.Size),

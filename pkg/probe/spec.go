@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -116,26 +117,22 @@ const (
 	stall = 3 * time.Second
 )
 
+// named fills in which probe it is, where that was left open.
+func (s Spec) named() Spec {
+	s.Kind, s.Transport, s.Op = cmp.Or(s.Kind, Latency), cmp.Or(s.Transport, verbs.RC), cmp.Or(s.Op, verbs.Write)
+	return s
+}
+
+// def sets what was left open to its default.
+func def(v *int, d int) { *v = cmp.Or(*v, d) }
+
 // WithDefaults returns the spec with every zero field that has a default replaced by it. Negatives that mean none stay, so
 // that it may be called again.
 func (s Spec) WithDefaults() Spec {
 	if s.Kind == Ping {
 		return s.pingDefaults()
 	}
-	def := func(v *int, d int) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	if s.Kind == "" {
-		s.Kind = Latency
-	}
-	if s.Transport == "" {
-		s.Transport = verbs.RC
-	}
-	if s.Op == "" {
-		s.Op = verbs.Write
-	}
+	s = s.named()
 	if s.Transport == verbs.UD && s.Sizes == nil && s.Kind == Bandwidth {
 		s.Sizes = []int{udSize}
 	}

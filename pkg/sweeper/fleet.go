@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -231,16 +230,4 @@ func (f *Fleet) Confirm(ctx context.Context, r *sweep.Report, in sweep.Input, de
 	if len(again) > 0 {
 		r.Confirm(in, again)
 	}
-}
-
-// Probes lists the probes that rows are of, for a name.
-func Probes(rows []sweep.Row) string {
-	var names []string
-	for i := range rows {
-		if !slices.Contains(names, rows[i].Probe) {
-			names = append(names, rows[i].Probe)
-		}
-	}
-	slices.Sort(names)
-	return strings.Join(names, "+")
 }
